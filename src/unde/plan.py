@@ -17,14 +17,13 @@ from torch import nn
 from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
-from unde.data import Collate, Rows, choose_collate, parse_bytes, to_device
+from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import Coverage, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
-from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage
+from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage, resolve_labels
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
@@ -339,9 +338,7 @@ class _Job:
             return probe
         if self.rows is None or not self.runs:
             return replace(probe, labels=1)
-        with frozen_eval(self.model), torch.no_grad():
-            batch = to_device(self.rows.batch([0]), placement(self.model)[0])
-            return probe.resolve_labels(self.task, self.model, batch)
+        return resolve_labels(probe, self.model, self.task, self.rows)
 
     def _manifest(self, part: Method, pass_size: int) -> Manifest:
         """The manifest that a build would write, without fingerprints."""

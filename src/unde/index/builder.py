@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from unde import console, methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
-from unde.data import evenly, to_device
+from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError, unknown
 from unde.fingerprints import ids_fingerprint
-from unde.gradients import Unit, adam_preconditioner, make_units
+from unde.gradients import Unit, adam_preconditioner, make_units, placement
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.gradients.model_state import frozen_eval
@@ -47,7 +47,7 @@ from unde.store.locks import locked
 from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
-from unde.tasks.base import kind_of
+from unde.tasks.base import Task, kind_of
 
 EXACT = 2**28  # bytes up to which "auto" stores float32
 SHARD_BYTES = 2**24  # of a shard in float32
@@ -303,10 +303,14 @@ def build(
 def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple[StorePath, Method]:
     """The folder of the gradients with other labels, and the method that measures them."""
     assert isinstance(probe, methods.Fisher)
-    device = next(inputs.model.parameters()).device
-    with frozen_eval(inputs.model), torch.no_grad():
-        fisher = probe.resolve_labels(inputs.task, inputs.model, to_device(inputs.rows.batch([0]), device))
+    fisher = resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
     return folder / layout.FISHERS[fisher.kind], fisher
+
+
+def resolve_labels(probe: methods.Fisher, model: nn.Module, task: Task, rows: Rows) -> methods.Fisher:
+    """The method with the number of labels that the task has."""
+    with frozen_eval(model), torch.no_grad():
+        return probe.resolve_labels(task, model, to_device(rows.batch([0]), placement(model)[0]))
 
 
 def add_fisher(state: IndexState, kind: str, progress: bool) -> None:

@@ -6,7 +6,7 @@ so every number is the same to the last bit; the best examples of all runs are m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -289,56 +289,53 @@ class ParallelScoring:
     features: StoredFeatures
 
     def total(self, scores: GroupScores, w: Tensor) -> Tensor:
-        out, sizes = torch.empty(scores.shape), ScoreRange(len(scores))
-        for (run, block), result in self._map(_total_run, scores, w):
-            q, rows = scores.query_blocks[block], self.features.select_run(run).selected_examples
+        out = torch.empty(scores.shape)
+        for q, rows, result in self._run(scores, w, self._map(scores, w)):
             out[q, rows] = result["scores"]
-            sizes.update(q, result["sizes"].unsqueeze(1))
-        self._check_underflow(scores, sizes, w)
         return out
 
     def rank(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> TopK:
-        best, sizes = TopK(len(scores), k, largest), ScoreRange(len(scores))
-        results = dict(self._map(_rank_run, scores, w, k, largest))
-        for (run, block), result in sorted(results.items()):
-            q, rows = scores.query_blocks[block], self.features.select_run(run).selected_examples
+        best = TopK(len(scores), k, largest)
+        in_order = sorted(self._map(scores, w, k, largest))  # by jobs, which differ
+        for q, rows, result in self._run(scores, w, in_order):
             best.merge(q, rows.stop - rows.start, result["values"], result["indices"])
-            sizes.update(q, result["sizes"].unsqueeze(1))
-        self._check_underflow(scores, sizes, w)
         return best
 
-    def _check_underflow(self, scores: GroupScores, sizes: ScoreRange, w: Tensor) -> None:
-        if not scores.method.groupwise:
-            scores.check_underflow(sizes, w)
-
     def _map(
-        self, function: Function, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True
-    ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
+        self, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True
+    ) -> Iterable[tuple[Job, dict[str, Tensor]]]:
         inputs = {"queries": scores.queries, "weights": w}
         if scores.method.extra_measures:
             inputs["leverage"] = self.features.leverage()
         settings = ScoreSettings(scores.method, scores.partition, scores.memory, k, largest)
         runs = range(len(shard_runs(len(self.features.cuts))))
         jobs: list[Job] = [(run, block) for block in range(len(scores.query_blocks)) for run in runs]
-        return self.features.map(function, inputs, settings, jobs)
+        return self.features.map(_score_run, inputs, settings, jobs)
+
+    def _run(
+        self, scores: GroupScores, w: Tensor, results: Iterable[tuple[Job, dict[str, Tensor]]]
+    ) -> Iterator[tuple[slice, slice, dict[str, Tensor]]]:
+        """(queries, training examples, result) of each job; then check that no score underflows."""
+        sizes = ScoreRange(len(scores))
+        for (run, block), result in results:
+            q = scores.query_blocks[block]
+            yield q, self.features.select_run(run).selected_examples, result
+            sizes.update(q, result["sizes"].unsqueeze(1))
+        if not scores.method.groupwise:
+            scores.check_underflow(sizes, w)
 
 
-def _rank_run(
+def _score_run(
     features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings, block: int
 ) -> dict[str, Tensor]:
+    """The scores of a block of queries against a run of shards, or the best k of them."""
     scores, rows = settings.scores(features, inputs), features.selected_examples
-    q, sizes = scores.query_blocks[block], ScoreRange(len(scores))
-    best = scores.rank_blocks(inputs["weights"], settings.k, settings.largest, block, sizes)
-    count = min(settings.k, rows.stop - rows.start)
-    return {"values": best.values[q, :count], "indices": best.indices[q, :count], "sizes": sizes.largest[q]}
-
-
-def _total_run(
-    features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings, block: int
-) -> dict[str, Tensor]:
-    scores, rows = settings.scores(features, inputs), features.selected_examples
-    q, sizes = scores.query_blocks[block], ScoreRange(len(scores))
-    out = torch.empty(q.stop - q.start, rows.stop - rows.start)
+    q, sizes, count = scores.query_blocks[block], ScoreRange(len(scores)), rows.stop - rows.start
+    if settings.k:
+        best = scores.rank_blocks(inputs["weights"], settings.k, settings.largest, block, sizes)
+        k = min(settings.k, count)
+        return {"values": best.values[q, :k], "indices": best.indices[q, :k], "sizes": sizes.largest[q]}
+    out = torch.empty(q.stop - q.start, count)
     for some, _, part in scores.totals(inputs["weights"], block, sizes):
         out[:, some.start - rows.start : some.stop - rows.start] = part
     return {"scores": out, "sizes": sizes.largest[q]}

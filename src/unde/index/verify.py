@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from unde import methods
 from unde.errors import UndeError
@@ -14,7 +13,7 @@ from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import IndexReader, belongs
 from unde.index.updates import is_committed, read_note
-from unde.index.validation import probe_path, read_ids
+from unde.index.validation import read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL, check_plain, check_settings, checksum, read_bounded, read_json
 from unde.store.layout import DAMAGED, FOREIGN, MISSING, VerifyReport
@@ -46,12 +45,10 @@ def _verify_index(folder: StorePath, report: VerifyReport, parent: Manifest | No
     manifest = _verify_manifest(folder, report, parent)
     is_changing = read_note(folder if parent is None else folder.parent) is not None
     _verify_names(folder, report, manifest, is_changing)
-    _verify_settings(folder, report)
-    _verify_calibration(folder, report)
-    if manifest is not None:
-        if parent is None:
-            _verify_history(folder, manifest, report)
-        _verify_companions(folder, manifest, report)
+    if manifest is not None and parent is None:
+        _verify_history(folder, manifest, report)
+    _verify_companions(folder, manifest, report)
+    _verify_calibration_models(folder, report)
     _verify_shards(folder, manifest, report, is_changing)
     for path in _files(folder / layout.QUERIES, report):
         with _counted(path, layout.QUERIES, report):
@@ -111,15 +108,10 @@ def _verify_history(folder: StorePath, manifest: Manifest, report: VerifyReport)
     note = read_note(folder)
     if note is None:
         return
-    what = f"a change ({note['what']}, begun {note['on']} by {note['by']})"
+    state = "not made yet: the same again resumes it, any other deletes what it wrote"
     if is_committed(manifest, note):
-        report.add_unfinished(
-            f"{what} is made, but old files are still there: the same again, or any other change, deletes them"
-        )
-    else:
-        report.add_unfinished(
-            f"{what} is not made yet: the same again resumes it, any other deletes what it wrote"
-        )
+        state = "made, but old files are still there: the same again, or any other change, deletes them"
+    report.add_unfinished(f"a change ({note['what']}, begun {note['on']} by {note['by']}) is {state}")
 
 
 def _verify_names(
@@ -151,50 +143,18 @@ def _verify_names(
                 report.report(path, FOREIGN, e.strerror, layout.repair_advice(path.name))
 
 
-def _verify_settings(folder: StorePath, report: VerifyReport) -> None:
-    """What the command line wrote."""
-    for path in (folder / layout.SOURCE, folder / layout.RUN):
-        if not exists(path, links=True) or path.is_symlink():
-            continue
-        with _counted(path, path.name, report):
-            if path.name == layout.SOURCE:
-                check_settings(_read_dict(path))
-                continue
-            text, _, noted = read_bounded(path).decode().rpartition(layout.CHECKSUM)
-            if noted != f"{checksum(text)}\n":
-                raise ValueError("its content does not match its checksum")
-
-
-def _read_dict(path: StorePath) -> dict[str, Any]:
-    settings = read_json(path)
-    if not isinstance(settings, dict):
-        raise ValueError(f"a {type(settings).__name__}")
-    return settings
-
-
-def _verify_calibration(folder: StorePath, report: VerifyReport) -> None:
-    """The calibration, and the models that were trained for it."""
-    path = folder / layout.CALIBRATION
-    if exists(path, links=True) and not path.is_symlink():
-        with _counted(path, layout.CALIBRATION, report):
-            Calibration.load(path)
-    for home in _folders(folder / layout.CALIBRATION_HALVES, report):
-        if home.suffix != PARTS:
-            report.report(home, FOREIGN, "expected the folder of a training", _NOT_OURS)
-            continue
-        models = verify_bank(home.with_suffix(""))
-        report.bytes, report.files = report.bytes + models.bytes, report.files + models.files
-        for problem in models.problems:
-            file = home / problem.name.rpartition("/")[2]
-            report.report(file, problem.kind, problem.why, layout.repair_advice(layout.CALIBRATION_HALVES))
-
-
-def _verify_companions(folder: StorePath, manifest: Manifest, report: VerifyReport) -> None:
-    """The ids, the matrices of the projection and the probe."""
-    ids, projection = (
-        folder / layout.versioned_name(layout.IDS, manifest.generation),
-        folder / layout.MATRICES,
-    )
+def _verify_companions(folder: StorePath, manifest: Manifest | None, report: VerifyReport) -> None:
+    """The single files: what the command line wrote, the calibration, ids, matrices of the projection and probe."""
+    source, run, calibration = folder / layout.SOURCE, folder / layout.RUN, folder / layout.CALIBRATION
+    checks = {source: _check_source, run: _check_run, calibration: Calibration.load}
+    for path, check in checks.items():
+        if exists(path, links=True) and not path.is_symlink():
+            with _counted(path, path.name, report):
+                check(path)
+    if manifest is None:
+        return
+    ids, probe = (folder / name for name in layout.current_names(manifest.generation))
+    projection = folder / layout.MATRICES
     if manifest.ids:
         with _counted(ids, layout.IDS, report):
             read_ids(folder, manifest)
@@ -206,9 +166,33 @@ def _verify_companions(folder: StorePath, manifest: Manifest, report: VerifyRepo
                 raise ShardError(f"shard {projection} is foreign: it is of another index")
     elif exists(projection, links=True):
         report.report(projection, FOREIGN, "the index was built without such matrices", _NOT_OURS)
-    probe = probe_path(folder, manifest)
     with _counted(probe, layout.PROBE, report):
         read_shard(probe, manifest.id)
+
+
+def _check_source(path: StorePath) -> None:
+    settings = read_json(path)
+    if not isinstance(settings, dict):
+        raise ValueError(f"a {type(settings).__name__}")
+    check_settings(settings)
+
+
+def _check_run(path: StorePath) -> None:
+    text, _, noted = read_bounded(path).decode().rpartition(layout.CHECKSUM)
+    if noted != f"{checksum(text)}\n":
+        raise ValueError("its content does not match its checksum")
+
+
+def _verify_calibration_models(folder: StorePath, report: VerifyReport) -> None:
+    for home in _folders(folder / layout.CALIBRATION_HALVES, report):
+        if home.suffix != PARTS:
+            report.report(home, FOREIGN, "expected the folder of a training", _NOT_OURS)
+            continue
+        models = verify_bank(home.with_suffix(""))
+        report.bytes, report.files = report.bytes + models.bytes, report.files + models.files
+        for problem in models.problems:
+            file = home / problem.name.rpartition("/")[2]
+            report.report(file, problem.kind, problem.why, layout.repair_advice(layout.CALIBRATION_HALVES))
 
 
 def _verify_shards(
