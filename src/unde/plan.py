@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import methods, projection
+from unde import methods
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
 from unde.data import Collate, Rows, choose_collate, parse_bytes
@@ -23,7 +23,12 @@ from unde.gradients import Coverage, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage, resolve_labels
+from unde.index.builder import (
+    choose_shard_size,
+    choose_store_dtype,
+    draft_manifest,
+    resolve_labels,
+)
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
@@ -32,7 +37,7 @@ from unde.methods import Fisher, Method
 from unde.parallel.model_transport import ModelInputs
 from unde.projection import Spec, feature_size
 from unde.store import factored
-from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
+from unde.store.manifest import Manifest, ResolvedSettings
 from unde.tasks.base import Task, kind_of
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
@@ -347,30 +352,19 @@ class _Job:
         sizes = {name: feature_size(spec, shape) for name, shape in shapes.items()}
         width, store_dtype = sum(sizes.values()), self.store_dtype
         if store_dtype == factored.AUTO:
-            exact = needs_exact_storage(self.method, self.examples, width)
-            store_dtype = default_store_dtype(
-                self.examples, width * self.checkpoints * self.method.steps, exact
-            )
-        return Manifest(
-            schema=SCHEMA,
-            projection_version=projection.VERSION,
-            method=part.describe(),
-            task=self.task.identity(),
-            examples=self.examples,
+            terms = self.checkpoints * self.method.steps
+            store_dtype = choose_store_dtype(self.method, self.examples, width, terms)
+        shard_size = choose_shard_size(pass_size, width, self.memory)
+        return draft_manifest(
+            part,
+            self.task,
+            self.examples,
+            self.groups,
             store_dtype=store_dtype,
-            seed=0,
-            on_bad="error",
             units=[{"name": n, "shape": list(shapes[n]), "size": sizes[n]} for n in self.names],
-            groups={k: list(v) for k, v in self.groups.members.items()},
             models=[""] * self.checkpoints,
             checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
-            data="",
-            ids="",
-            factors=part.factors,
-            matrices="",
-            resolved=ResolvedSettings(
-                pass_size, choose_shard_size(pass_size, width, self.memory), torch.get_num_threads()
-            ),
+            resolved=ResolvedSettings(pass_size, shard_size, torch.get_num_threads()),
         )
 
     def _timing(self, parts: Sequence[Method], batch_size: int | None) -> Timing:

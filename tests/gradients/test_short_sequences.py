@@ -10,7 +10,7 @@ from unde.data import Rows
 from unde.gradients import make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size
-from unde.index.validation import probe_path
+from unde.index.state import probe_path
 from unde.methods import TracIn
 from unde.store.shards import read_shard
 from unde.tasks import CausalLM

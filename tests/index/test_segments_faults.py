@@ -11,7 +11,8 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.index import segments, updates, validation
+from unde.index import segments, updates
+from unde.index import state as state_module
 from unde.methods import EKFAC, TRAK
 from unde.store import files, layout
 from unde.store.locks import locked
@@ -231,7 +232,7 @@ def test_readers_see_what_they_opened_or_are_told(tmp_path):
 def test_opening_while_it_changes(tmp_path, monkeypatch):
     """The old manifest with the new shards: opening reads both again."""
     index = toy.build(tmp_path / "i", train_data=rows(0, 24))
-    real, calls = validation.check_shards, []
+    real, calls = state_module.check_shards, []
 
     def check(*args):
         calls.append(args)
@@ -239,7 +240,7 @@ def test_opening_while_it_changes(tmp_path, monkeypatch):
             index.remove(indices=[0])
         real(*args)
 
-    monkeypatch.setattr(validation, "check_shards", check)
+    monkeypatch.setattr(state_module, "check_shards", check)
     assert len(Index.open(index.folder)) == 23 and len(calls) == 2
 
 

@@ -26,8 +26,8 @@ from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, describe_units, raise_failing_example
 from unde.index.reader import IndexReader
 from unde.index.shard_writer import ShardWriter
-from unde.index.state import IndexState
-from unde.index.validation import (
+from unde.index.state import (
+    IndexState,
     compare_task,
     list_differences,
     probe_path,
@@ -111,25 +111,20 @@ def begin_index(
     names, partition, scales = settings.check(inputs, method)
     existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
     new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
-    wanted = Manifest(
-        schema=SCHEMA,
-        projection_version=projection.VERSION,
-        method=method.describe(),
-        task=inputs.task.identity(),
-        examples=len(inputs.rows),
+    wanted = draft_manifest(
+        method,
+        inputs.task,
+        len(inputs.rows),
+        partition,
         store_dtype=settings.store_dtype,
         seed=settings.seed,
         on_bad=settings.on_bad,
-        units=[],
-        groups={k: list(v) for k, v in partition.members.items()},
         models=inputs.models,
         checkpoint_weights=resolve_checkpoint_weights(
             settings.checkpoint_weights, len(inputs.models), method.terms
         ),
         data=inputs.data,
         ids=ids_fingerprint(settings.ids),
-        factors=method.factors,
-        matrices="",
         resolved=new if existing is None else existing.resolved,
     )
 
@@ -147,12 +142,26 @@ def begin_index(
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if settings.store_dtype == AUTO:
-            exact = needs_exact_storage(settings.scoring_method, wanted.examples, wanted.width)
-            usual = default_store_dtype(wanted.examples, wanted.width * wanted.terms, exact)
+            usual = choose_store_dtype(settings.scoring_method, wanted.examples, wanted.width, wanted.terms)
             wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
         if existing is None:
             return _begin(folder, inputs, settings, wanted, units)
         return _resume(folder, inputs, settings, wanted, existing)
+
+
+def draft_manifest(method: Method, task: Task, examples: int, groups: Groups, **options: Any) -> Manifest:
+    """A manifest without units, fingerprints and resolved settings, but for those in `options`."""
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "projection_version": projection.VERSION,
+        "method": method.describe(),
+        "task": task.identity(),
+        "examples": examples,
+        "groups": {k: list(v) for k, v in groups.members.items()},
+        "factors": method.factors,
+    }
+    fields |= {"seed": 0, "on_bad": "error", "units": [], "data": "", "ids": "", "matrices": ""}
+    return Manifest(**(fields | options))
 
 
 def _begin(
@@ -199,29 +208,23 @@ def _resume(
     return writer
 
 
-def default_store_dtype(examples: int, width: int, exact: bool) -> str:
-    """The precision that "auto" is, for examples of so many features: small stores keep every digit, and so do those
-    whose method needs it (`needs_exact_storage`). Others are a quarter of the size, at no loss of LDS that could be
-    measured (docs/results.md, smaller stores).
+def choose_store_dtype(method: Method, examples: int, width: int, terms: int = 1) -> str:
+    """The precision that "auto" is: small stores keep every digit, and so do those that the kernel of the method may
+    refuse in int8. Others are a quarter of the size, at no loss of LDS that could be measured (docs/results.md).
 
-    >>> default_store_dtype(1_000, 16_384, exact=False), default_store_dtype(50_000, 16_384, exact=False)
+    >>> choose_store_dtype(TRAK(), 1_000, 16_384), choose_store_dtype(TRAK(), 50_000, 16_384)
     ('float32', 'int8')
+    >>> choose_store_dtype(TRAK(), 5_000, 65_536)
+    'float32'
     """
-    return "float32" if exact or 4 * examples * width <= EXACT else "int8"
-
-
-def needs_exact_storage(method: Method, examples: int, width: int) -> bool:
-    """Whether the kernel of a method may refuse features of so many columns that are stored in int8.
-
-    >>> needs_exact_storage(TRAK(), 50_000, 16_384), needs_exact_storage(TRAK(), 2_000, 32_768)
-    (False, True)
-    """
+    if 4 * examples * width * terms <= EXACT:
+        return "float32"
     if not isinstance(method, Damped):
-        return False
+        return "int8"
     whole = isinstance(method, TRAK)  # others invert by layer, or parameter
     wide = max(1.0, width / max(1, examples)) if whole else 1.0
     safe = method.relative and method.number >= DEFAULT_DAMPING
-    return not safe or could_refuse(Int8.rounding, method.number, wide)
+    return "int8" if safe and not could_refuse(Int8.rounding, method.number, wide) else "float32"
 
 
 def choose_shard_size(pass_size: int, width: int, memory: int) -> int:

@@ -17,8 +17,7 @@ from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
 from unde.index.retrieval_curve import RetrievalIndex
-from unde.index.state import IndexState
-from unde.index.validation import check_inputs, open_store, parse_ids, read_ids
+from unde.index.state import IndexState, check_inputs, open_store, parse_ids, read_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs

@@ -157,11 +157,8 @@ class IndexReader:
 
     def fisher(self, kind: str) -> IndexReader:
         """The gradients with "sampled" labels or with every label ("true"), of the same model and data."""
-        if kind not in self._fishers:
-            self._fishers[kind] = self._fisher(kind)
-        return self._fishers[kind]
-
-    def _fisher(self, kind: str) -> IndexReader:
+        if kind in self._fishers:
+            return self._fishers[kind]
         folder = self.folder / layout.FISHERS[kind]
         if not exists(folder / layout.MANIFEST):
             what = "sampled labels" if kind == "sampled" else "every label"
@@ -174,7 +171,8 @@ class IndexReader:
             raise UndeError(
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
-        return IndexReader(folder, manifest, self.memory)
+        self._fishers[kind] = IndexReader(folder, manifest, self.memory)
+        return self._fishers[kind]
 
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
         """Features that a kernel is fitted to; those of all steps of a trajectory averaged."""

@@ -29,7 +29,7 @@ from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
 from unde.index.reader import IndexReader
 from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covariances
-from unde.index.validation import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
+from unde.index.state import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes

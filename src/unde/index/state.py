@@ -1,25 +1,38 @@
-"""What an open index has at hand: its files, and the model, task and training data where they were given."""
+"""The state of an open index, and its checks: are the shards whole, was it made from the given inputs, does the task
+still compute the same?"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from unde.checkpoints import Checkpoint
-from unde.data import Collate, Rows
+from unde.checkpoints import Checkpoint, fingerprints
+from unde.data import Collate, Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
-from unde.fingerprints import ModelWatch
+from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
+from unde.gradients.coverage_check import TOLERANCE
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import AnyRecipe, ModelInputs
-from unde.tasks.base import Task
+from unde.store import layout
+from unde.store.files import read_json, write_bytes
+from unde.store.manifest import Manifest, request_fields
+from unde.store.remote import StorePath, Unreachable, is_local
+from unde.store.shards import ShardError, read_shard, write_shard
+from unde.tasks.base import Task, differences, is_builtin
+
+PROBE_SIZE = 2  # examples whose features are stored to compare with
+_TRIES = 3  # readings of an index that others change meanwhile
+_SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
 @dataclass
@@ -70,3 +83,244 @@ class IndexState:
         inputs = ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
         stored = self.stored
         return FeatureRunner(stored.folder, stored.manifest, inputs, self.executor, self.watch)
+
+
+def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
+    """Open an index after checking its shards; again if it was changed meanwhile."""
+    for left in reversed(range(_TRIES)):
+        reader = IndexReader(folder, Manifest.read(folder), memory)
+        try:
+            check_shards(reader, verify)
+            break
+        except ShardError:
+            if not left or Manifest.read(folder).id == reader.manifest.id:
+                raise
+    return reader
+
+
+def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
+    """The state with training data and ids; raises unless the index was made from model, task, data and groups."""
+    folder, manifest = state.stored.folder, state.stored.manifest
+    if state.task is not None and state.collate is None:
+        state = replace(state, collate=choose_collate(state.task.collate, train_data))
+    rows = None if train_data is None else Rows(train_data, state.collate)
+    differ = _compare_model(manifest, state.model, state.checkpoints) + _compare_groups(manifest, groups)
+    if rows is not None:
+        rows, other = _match_examples(state.stored, rows)
+        differ += other
+    if state.task is not None and not differ:
+        if state.model is None or rows is None:
+            differ = differences(manifest.task, state.task.identity())
+        else:
+            inputs = ModelInputs(state.model, state.task, rows, state.checkpoints)
+            differ = compare_task(FeatureRunner(folder, manifest, inputs), rows)
+    if differ:
+        raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
+    watch = None if state.model is None else ModelWatch(state.model, state.checkpoints)
+    return replace(state, ids=read_ids(folder, manifest), rows=rows, watch=watch)
+
+
+def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
+    """The examples of an index among `rows`, and how they differ.
+
+    In an index that was changed since it was built examples are matched by their content, in any order.
+    """
+    m, digests = stored.manifest, stored.values("digest")
+    if len(rows) != m.examples:
+        differ = f"the length of the training data ({m.examples} there, {len(rows)} given)"
+    else:
+        changed = changed_example(rows, torch.arange(len(rows)), digests)
+        if changed is None:
+            return rows, []
+        differ = f"the training data (example {changed} has another content)"
+    if m.changes is None:
+        return rows, [differ]
+    matched, missing = align_rows(rows, digests)
+    if matched is None:
+        lines = "; ".join(m.changes.lines)
+        return rows, [f"{differ}; {missing} of its examples are not in what is given ({lines})"]
+    return matched, []
+
+
+def check_shards(reader: IndexReader, verify: bool) -> None:
+    """Raise unless every shard is there, whole and at its place; one is in memory at a time.
+
+    Remote shards are fetched only to verify checksums; without `verify` each is checked when it is first read.
+    """
+    written = layout.list_names(reader.folder / layout.SHARDS)
+    missing = [path.name for path in reader.paths.values() if path.name not in written]
+    if missing:
+        raise ShardError(
+            f"{reader.folder} is not finished: {len(missing)} of {len(reader.paths)} shards are missing "
+            f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
+            "Run the same Index.build again to finish it"
+        )
+    problems = []
+    for c, s in reader.paths if verify or is_local(reader.folder) else ():
+        try:
+            reader.read_checked(c, s, verify)
+        except ShardError as e:
+            problems.append(str(e))
+    if problems:
+        more = f"; and {len(problems) - 5} more" if problems[5:] else ""
+        raise ShardError(
+            f"{'; '.join(problems[:5])}{more}. Run the same Index.build again to repair the index"
+        )
+
+
+def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
+    """The user's ids; a file that is far too long for the number of examples is not read."""
+    if not manifest.ids:
+        return None
+    path = folder / layout.versioned_name(layout.IDS, manifest.generation)
+    try:
+        ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
+        if not isinstance(ids, list) or len(ids) != manifest.examples:
+            ids = []
+    except Unreachable:
+        raise
+    except (OSError, ValueError):
+        ids = []
+    if ids_fingerprint(ids) != manifest.ids:
+        raise UndeError(f"{path} is missing or damaged: run the same Index.build again to repair it")
+    return ids
+
+
+def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
+    """The ids as plain values; raises unless there is one for each example."""
+    if ids is None:
+        return None
+    values = plain_ids(ids)
+    if len(values) != len(rows):
+        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
+    return values
+
+
+def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
+    if ids is not None:
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())
+
+
+def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
+    """What differs between an index on disk and one that is asked for, but for the task and what was resolved."""
+    out = []
+    for name, value in request_fields(wanted).items():
+        old = getattr(there, name)
+        same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
+        if same or name in ("schema", "task") or (name == "data" and there.examples != wanted.examples):
+            continue
+        out.append(_words(name, old, value, other))
+    return out
+
+
+def _words(name: str, old: Any, value: Any, other: str) -> str:
+    if name == "models" and len(old) != len(value):
+        return f"the checkpoints ({len(old)} there, {len(value)} {other})"
+    if name == "models":
+        return "the model's weights (other values)"
+    if name == "data":
+        return "the training data (same length, other content)"
+    if name == "ids":
+        return "the ids" if old and value else f"the ids (there are {'some' if old else 'none'})"
+    if name in ("units", "groups"):
+        return f"the {'parameters' if name == 'units' else name} ({brief(old, value, other)})"
+    if name == "matrices":
+        return "the directions of pca or the second moments (other values)"
+    if name == "factors":
+        return f"the covariances for EKFAC ({'some' if old else 'none'} there)"
+    if name == "examples":
+        return f"the length of the training data ({old} there, {value} given)"
+    return f"{name} ({old!r} there, {value!r} {other})"
+
+
+def brief(old: Any, new: Any, other: str = "asked for") -> str:
+    named = [{u["name"]: u for u in x} if isinstance(x, list) else x for x in (old, new)]
+    lone = [n for n in [*named[0], *named[1]] if n not in named[0] or n not in named[1]]
+    if lone:
+        return f"{len(named[0])} there, {len(named[1])} {other}; e.g. {lone[0]!r} is in one only"
+    differ = [n for n in named[0] if named[0][n] != named[1][n]]
+    return f"{differ[0]!r} is not the same" if differ else "in another order"
+
+
+def _compare_groups(manifest: Manifest, groups: Groups | None) -> list[str]:
+    if groups is None:
+        return []
+    members = {k: list(v) for k, v in groups.members.items()}
+    same = list(members.items()) == list(manifest.groups.items())
+    return [] if same else [f"the groups ({brief(manifest.groups, members)})"]
+
+
+def _compare_model(
+    manifest: Manifest, model: nn.Module | None, checkpoints: Sequence[Checkpoint] | None
+) -> list[str]:
+    if model is None:
+        return []
+    models = fingerprints(model, checkpoints)
+    shapes = {n: list(p.shape) for n, p in model.named_parameters()}
+    for u in manifest.units:
+        here = shapes.get(u["name"])
+        if here is None:
+            return [f"the model (the one given has no parameter {u['name']!r})"]
+        if here != u["shape"]:
+            return [
+                f"the model (parameter {u['name']!r} has shape {u['shape']} there, {here} in the one given)"
+            ]
+    if len(models) != len(manifest.models):
+        return [f"the checkpoints ({len(manifest.models)} there, {len(models)} given; pass checkpoints=)"]
+    if models != manifest.models:
+        where = [c for c, (a, b) in enumerate(zip(models, manifest.models)) if a != b]
+        which = "" if len(models) == 1 else f" of checkpoint {where[0]}"
+        return [f"the model's weights{which} (same shapes, other values)"]
+    return []
+
+
+def compare_task(runner: FeatureRunner, rows: Rows) -> list[str]:
+    """How the given task differs from that of the index, in words; features are compared for a user's own task."""
+    task = runner.inputs.task
+    differ = differences(runner.manifest.task, task.identity())
+    if differ or is_builtin(type(task)):
+        return differ
+    other = _compare_features(runner, rows)
+    return [] if other is None else [f"what {type(task).__name__} computes ({other})"]
+
+
+def _probe_features(runner: FeatureRunner, rows: Rows, where: list[int]) -> Tensor:
+    """Features of a few examples under the first checkpoint."""
+    try:
+        run = runner.open_pass(0, factors=False)
+        batch = to_device(rows.batch(where), run.collect.device)
+        return run.collect(batch, runner.sample_numbers(where))[0].float().cpu()
+    finally:
+        runner.close()
+
+
+def write_probe(runner: FeatureRunner, rows: Rows) -> None:
+    """Store the features of a few examples."""
+    m, where = runner.manifest, evenly(len(rows), PROBE_SIZE)
+    tensors = {"where": torch.tensor(where), "features": _probe_features(runner, rows, where)}
+    write_shard(probe_path(runner.folder, m), m.id, tensors)
+
+
+def probe_path(folder: StorePath, manifest: Manifest) -> StorePath:
+    return folder / layout.versioned_name(layout.PROBE, manifest.generation)
+
+
+def _compare_features(runner: FeatureRunner, rows: Rows) -> str | None:
+    """Compare features of the examples of the probe with those stored; None if they are equal or cannot be read."""
+    try:
+        probe = read_shard(probe_path(runner.folder, runner.manifest), runner.manifest.id)
+    except ShardError:  # lost or damaged: `verify` reports it, a build that goes on writes it again
+        return None
+    where, then = probe["where"], probe["features"]
+    if len(where) != len(then) or not all(0 <= i < runner.manifest.examples for i in where.tolist()):
+        return "the features to compare with are not of these examples"
+    now = _probe_features(runner, rows, where.tolist())
+    error = (now - then).norm(dim=1)
+    bound = TOLERANCE[next(runner.inputs.model.parameters()).dtype] * then.norm(dim=1)
+    wrong = (~(error <= bound)).nonzero()[:, 0]
+    if not len(wrong):
+        return None
+    worst = int(wrong[0])
+    off = 100 * float(error[worst] / then[worst].norm().clamp(min=1e-38))
+    return f"features of example {int(where[worst])} differ by {off:.3g} %"

@@ -12,8 +12,8 @@ from unde.index import pca as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import IndexReader, belongs
+from unde.index.state import read_ids
 from unde.index.updates import is_committed, read_note
-from unde.index.validation import read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL, check_plain, check_settings, checksum, read_bounded, read_json
 from unde.store.layout import DAMAGED, FOREIGN, MISSING, VerifyReport
