@@ -76,7 +76,7 @@ def test_each_worker_gets_a_gpu_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_model_object_asks_for_a_recipe(tmp_path):
-    with pytest.raises(UndeError, match=r"cannot be sent to another process: name a function .*recipe="):
+    with pytest.raises(UndeError, match=r"this Sequential cannot be sent .*recipe='my_project.setup:make'"):
         toy.build(tmp_path / "i", executor="processes:2")
     toy.build(tmp_path / "i")  # settled, and gone on with in this process
 

@@ -33,6 +33,9 @@ def workers(request):
     with_that_many.close()
 
 
+of_two = pytest.mark.parametrize("workers", [2], indirect=True)
+
+
 def both(folder, method, workers, **options):
     """An index made and asked here, and one made and asked by workers; of each, what kernels leave on disk."""
     with small_jobs.blocks():
@@ -63,28 +66,28 @@ def all_of(index):
         return {name: value.numpy().tobytes() for name, value in found.items()}
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    [*((2, name) for name in MEASURED), (1, "ekfac, sampled"), (4, "ekfac, sampled")],
+    indirect=["workers"],
+)
 def test_the_same_bits_for_any_number_of_workers(tmp_path, workers, name):
-    if name != "ekfac, sampled" and workers.count != 2:
-        pytest.skip("the hardest case is enough for one and for four")
     here, there = both(tmp_path, MEASURED[name], workers)
     assert all_of(there) == all_of(here)
     assert toy.content(there.folder) == toy.content(here.folder)
     assert not list(there.folder.glob("scratch/*"))
 
 
+@of_two
 def test_checkpoints(tmp_path, workers):
-    if workers.count != 2:
-        pytest.skip("once")
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
     here, there = both(tmp_path, MEASURED["ekfac, sampled"], workers, checkpoints=states)
     assert all_of(there) == all_of(here)
     assert toy.content(there.folder) == toy.content(here.folder)
 
 
+@of_two
 def test_weights_of_perturbed_copies(tmp_path, workers):
-    if workers.count != 2:
-        pytest.skip("once")
     options = {"n": 600, "pass_size": 64, "method": MEASURED["logra"]}
     here = toy.build(tmp_path / "here", **options)
     there = toy.build(tmp_path / "there", **options, executor=workers, recipe="projects:many")
@@ -96,10 +99,9 @@ def test_weights_of_perturbed_copies(tmp_path, workers):
     assert noisy[0].provenance["found"] == noisy[1].provenance["found"]
 
 
+@of_two
 def test_a_model_that_changed_since_the_build_is_refused(tmp_path, workers):
     """Whoever computes: a single pass runs here, several run where the model is made by the recipe."""
-    if workers.count != 2:
-        pytest.skip("once")
     model = toy.net()
     index = toy.build(tmp_path / "i", N, model=model, executor=workers, recipe="projects:sixty")
     model[0].weight.data = model[0].weight.data * 1.1

@@ -104,6 +104,24 @@ def state(folder):
     )
 
 
+def at_every_moment(change, place, base=None):
+    """Whether the change was finished when it was killed: at the first write or deletion, the second, and so on."""
+    for moment in range(1, 200):
+        shutil.rmtree(place, ignore_errors=True)
+        if base is not None:
+            shutil.copytree(base, place)
+        finished = True
+        with killed_at(moment):
+            finished = False
+            change(place)
+            finished = True
+        yield finished
+        if finished:
+            assert moment > 20
+            return
+    pytest.fail("never finished")
+
+
 @pytest.mark.parametrize("change", [append, remove])
 def test_before_or_after_and_on_to_its_end(base, change):
     """Opened again by somebody who knows nothing of it."""
@@ -112,25 +130,16 @@ def test_before_or_after_and_on_to_its_end(base, change):
     with killed_at(10**6):
         change(clean)
     before, after, whole, seen = state(base), state(clean), names(clean), set()
-    for moment in range(1, 200):
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(base, place)
-        finished = True
-        with killed_at(moment):
-            finished = False
-            change(place)
-            finished = True
+    for finished in at_every_moment(change, place, base):
         ids, features = state(place)
-        assert torch.equal(features, before[1] if ids == before[0] else after[1]), moment
+        assert torch.equal(features, before[1] if ids == before[0] else after[1])
         seen.add(tuple(ids))
-        if finished:
-            break
-        if unmade(place):
+        if not finished and unmade(place):
             change(place)
         ids, features = state(place)
-        assert ids == after[0] and torch.equal(features, after[1]), moment
-        assert names(place) == whole, moment
-    assert finished and len(seen) == 2 and moment > 20
+        assert ids == after[0] and torch.equal(features, after[1])
+        assert names(place) == whole
+    assert len(seen) == 2
     assert torch.equal(opened(place, ALL).score(QUERIES).total(), opened(clean, ALL).score(QUERIES).total())
 
 
@@ -145,23 +154,14 @@ def test_merges_go_on(base):
     with killed_at(10**6):
         merge(clean)
     want = Index.open(clean)
-    for moment in range(1, 200):
-        shutil.rmtree(place, ignore_errors=True)
-        finished = True
-        with killed_at(moment):
-            finished = False
-            merge(place)
-            finished = True
-        if finished:
-            break
+    for _ in at_every_moment(merge, place):
         if not (place / layout.MANIFEST).exists():
             with pytest.raises(UndeError, match="no unde index"):
                 Index.open(place)
         with killed_at(10**6):
             merge(place)
-        assert names(place) == names(clean), moment
+        assert names(place) == names(clean)
         assert Index.open(place).manifest == want.manifest
-    assert finished and moment > 20
     assert Index.open(place).verify()
 
 
