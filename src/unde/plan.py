@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -248,6 +249,8 @@ def plan(
     for name, value in counts.items():
         if value is not None and value < 1:
             raise UndeError(f"{name} {value}: expected at least 1")
+    if any(p.is_meta for p in model.parameters()):
+        rows = None  # no pass can be run
     usual = default_projection(model, exclude)
     chosen = methods.for_building(method, kind_of(task.identity()), projection=usual)
     if chosen.steps > 1 and checkpoints > 1:
@@ -260,15 +263,9 @@ def plan(
     return replace(job.plan(batch_size), workers=workers)
 
 
-def _group_sizes(m: Manifest) -> dict[str, GroupSize]:
-    units = {u["name"]: u for u in m.units}
-    return {
-        name: GroupSize(
-            sum(torch.Size(units[n]["shape"]).numel() for n in members),
-            sum(units[n]["size"] for n in members),
-        )
-        for name, members in m.groups.items()
-    }
+def _group_size(units: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> GroupSize:
+    chosen = [units[name] for name in members]
+    return GroupSize(sum(math.prod(u["shape"]) for u in chosen), sum(u["size"] for u in chosen))
 
 
 def _notes(bound: Any, memory: int, timing: Timing | None) -> tuple[str, ...]:
@@ -293,7 +290,7 @@ class _Job:
 
     model: nn.Module
     task: Task
-    rows: Rows | None
+    rows: Rows | None  # to run passes on
     method: Method
     names: list[str]  # of the parameters
     groups: Groups
@@ -304,10 +301,11 @@ class _Job:
 
     def plan(self, batch_size: int | None) -> Plan:
         parts = [self.method] if self.method.probe is None else [self.method, self._labels(self.method.probe)]
-        timing = self._timing(parts, batch_size) if self.runs else None
+        timing = None if self.rows is None else self._timing(self.rows, parts, batch_size)
         pass_size = batch_size or _UNMEASURED if timing is None else timing.pass_size
         drafts = [self._manifest(part, pass_size) for part in parts]
         index, kernel_source = drafts[0], drafts[-1]
+        units = {u["name"]: u for u in index.units}
         _, precision = placement(self.model)
         bound = self.method.kernel.bind(sizes_of(kernel_source))
         disk = shard_bytes(index, precision)
@@ -325,23 +323,18 @@ class _Job:
             store_dtype=index.store_dtype,
             shards=index.terms * len(index.shards),
             workers=1,
-            groups=_group_sizes(index),
+            groups={name: _group_size(units, members) for name, members in index.groups.items()},
             disk=disk | kernel_files(index, bound),
             kernel_memory=bound.needs().memory,
             timing=timing,
             notes=_notes(bound, self.memory, timing),
         )
 
-    @property
-    def runs(self) -> bool:
-        """Whether there are weights and data to run passes with."""
-        return self.rows is not None and not any(p.is_meta for p in self.model.parameters())
-
     def _labels(self, probe: Method) -> Method:
         """The measurement of other labels, with as many as the task has; one where no model can tell."""
         if not isinstance(probe, Fisher) or probe.labels:
             return probe
-        if self.rows is None or not self.runs:
+        if self.rows is None:
             return replace(probe, labels=1)
         return resolve_labels(probe, self.model, self.task, self.rows)
 
@@ -367,12 +360,12 @@ class _Job:
             resolved=ResolvedSettings(pass_size, shard_size, torch.get_num_threads()),
         )
 
-    def _timing(self, parts: Sequence[Method], batch_size: int | None) -> Timing:
+    def _timing(self, rows: Rows, parts: Sequence[Method], batch_size: int | None) -> Timing:
         """The passes of the index, and of the labels that its kernel is made of."""
         device = placement(self.model)[0]
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        timings = [self._time(part, batch_size) for part in parts]
+        timings = [self._time(rows, part, batch_size) for part in parts]
         return replace(
             timings[0],
             preparation=sum(t.preparation for t in timings),
@@ -381,18 +374,17 @@ class _Job:
             device_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         )
 
-    def _time(self, part: Method, batch_size: int | None) -> Timing:
-        assert self.rows is not None
+    def _time(self, rows: Rows, part: Method, batch_size: int | None) -> Timing:
         start = time.perf_counter()
         # pca directions are drawn instead of computed, in the same sizes
         drawn = replace(part, projection=str(part.projection).replace("pca", "kron"))
         manifest = replace(self, checkpoints=1)._manifest(drawn, _UNMEASURED)
         runner = FeatureRunner(Path(), manifest, ModelInputs(self.model, self.task))
-        runner.manifest = runner.choose_passes(self.rows, self.memory)
+        runner.manifest = runner.choose_passes(rows, self.memory)
         pass_size = batch_size or runner.manifest.resolved.pass_size
         preparation = time.perf_counter() - start
         try:
-            seconds = part.terms * _seconds(runner.open_pass(0), self.rows, pass_size)
+            seconds = part.terms * _seconds(runner.open_pass(0), rows, pass_size)
         finally:
             runner.close()
         return Timing(pass_size, _routes(runner.coverage(0)), preparation, seconds, 0, 0)

@@ -108,6 +108,26 @@ class NewShard:
         return sum(len(part.positions) for part in self.parts)
 
 
+def rewrite_all(
+    folder: StorePath,
+    sources: Mapping[StorePath, Sequence[Source]],
+    entry: dict[str, Any],
+    ids: Sequence[Any] | None,
+    **options: Any,
+) -> Manifest:
+    """Rewrite the gradients with other labels and the index, each from the sources of its folder.
+
+    Return the manifest of the index. It holds theirs, so that to write it changes all at once.
+    """
+    fishers = {
+        home.name: rewrite(home, of, entry, ids, **options) for home, of in sources.items() if home != folder
+    }
+    if not exists(folder / layout.MANIFEST):  # a new index: its folders have manifests before it has
+        for name, manifest in fishers.items():
+            write_bytes(folder / name / layout.MANIFEST, manifest.text())
+    return rewrite(folder, sources[folder], entry, ids, fishers=fishers, **options)
+
+
 def rewrite(
     home: StorePath,
     sources: Sequence[Source],
@@ -316,16 +336,11 @@ def _create(
         clear_partial(target)
         clear_partial(target / layout.SHARDS)
         entry = make_entry(what, count, count, token, "", source)
-        fishers: dict[str, Manifest] = {}
-        for inside in _fisher_sources(sources):
-            home = target / inside[0].reader.folder.name
-            home.mkdir(parents=True, exist_ok=True)
-            fishers[home.name] = rewrite(home, inside, entry, ids, store_dtype=store_dtype)
-            write_bytes(home / layout.MANIFEST, fishers[home.name].text())
+        homes = {target / inside[0].reader.folder.name: inside for inside in _fisher_sources(sources)}
         first = sources[0].reader.folder
         if matrices.read(first, manifests[0]):
             write_bytes(target / layout.MATRICES, (first / layout.MATRICES).read_bytes())
-        after = rewrite(target, sources, entry, ids, fishers=fishers, store_dtype=store_dtype)
+        after = rewrite_all(target, homes | {target: sources}, entry, ids, store_dtype=store_dtype)
         create_bytes(target / layout.MANIFEST, after.text())
 
 

@@ -26,7 +26,7 @@ from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index.reader import IndexReader
-from unde.index.segments import Source, make_entry, make_token, rewrite, today
+from unde.index.segments import Source, make_entry, make_token, rewrite_all, today
 from unde.index.shard_writer import ShardsFailed, ShardWriter, compute_missing
 from unde.index.state import IndexState, parse_ids, read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
@@ -64,14 +64,14 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             if not state.executor.in_process:
                 inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
-            def sources(home: StorePath, manifest: Manifest) -> list[Source]:
+            sources = {}
+            for home, manifest in homes(change.folder, m):
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
                 compute_missing(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
-                return [Source(IndexReader(home, of, 0)) for of in (manifest, segment)]
-
+                sources[home] = [Source(IndexReader(home, of, 0)) for of in (manifest, segment)]
             ids = None if new_ids is None else [*(state.ids or ()), *new_ids]
             entry = make_entry(APPEND, len(rows), m.examples + len(rows), change.token, m.id)
-            _apply(change, entry, sources, ids)
+            change.commit(rewrite_all(change.folder, sources, entry, ids))
         whole = state.rows
         if whole is not None and change.applies_to(m):
             whole = whole.concat(rows)
@@ -106,26 +106,9 @@ def _remove(state: IndexState, change: Transaction, removed: Tensor, left: list[
     change.begin(f"{REMOVE} {count}")
     ids = None if state.ids is None else [state.ids[i] for i in left]
     entry = make_entry(REMOVE, count, len(left), change.token, m.id)
-    _apply(
-        change, entry, lambda home, manifest: [Source(IndexReader(home, manifest, 0), removed)], ids, inputs
-    )
-
-
-def _apply(
-    change: Transaction,
-    entry: dict[str, Any],
-    sources: Callable[[StorePath, Manifest], list[Source]],
-    ids: Sequence[Any] | None,
-    inputs: BuildInputs | None = None,
-) -> None:
-    """Rewrite the gradients with other labels and the index, and commit both at once."""
-    [_, *others] = homes(change.folder, change.before)
-    fishers = {
-        home.name: rewrite(home, sources(home, manifest), entry, ids, inputs=inputs)
-        for home, manifest in others
-    }
-    of_index = sources(change.folder, change.before)
-    change.commit(rewrite(change.folder, of_index, entry, ids, fishers=fishers, inputs=inputs))
+    readers = [IndexReader(home, manifest, 0) for home, manifest in homes(change.folder, m)]
+    sources = {reader.folder: [Source(reader, removed)] for reader in readers}
+    change.commit(rewrite_all(change.folder, sources, entry, ids, inputs=inputs))
 
 
 def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any] | None) -> Manifest:
