@@ -191,15 +191,15 @@ def plain_text(example: Any) -> str | None:
     return next((t for key in ("text", "sentence") if isinstance(t := example.get(key), str)), None)
 
 
-def plain_texts(rows: Rows) -> list[str] | None:
+def plain_texts(rows: Rows, text: Callable[[Any], str | None] = plain_text) -> list[str] | None:
     """Texts of all examples; None if the first has none. A later one without a text has the empty text.
 
     >>> plain_texts(Rows([{"text": "to be"}, {"text": "or not"}])), plain_texts(Rows([1, 2]))
     (['to be', 'or not'], None)
     """
-    if plain_text(rows[0]) is None:
+    if text(rows[0]) is None:
         return None
-    return [plain_text(rows[i]) or "" for i in range(len(rows))]
+    return [text(rows[i]) or "" for i in range(len(rows))]
 
 
 def parse_bytes(memory: int | str) -> int:

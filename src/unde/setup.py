@@ -12,12 +12,12 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from unde.data import Collate, Rows, choose_collate, plain_text
+from unde.data import Collate, Rows, choose_collate, plain_text, plain_texts
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
@@ -108,10 +108,8 @@ class Setup:
         return shown if isinstance(shown, str) else plain_text(shown)
 
     def texts(self, rows: Rows) -> list[str] | None:
-        """Texts of all examples; None if the first has none. A later one without a text has the empty text."""
-        if self.text(rows[0]) is None:
-            return None
-        return [self.text(rows[i]) or "" for i in range(len(rows))]
+        """Texts of all examples, as `plain_texts` gives them."""
+        return plain_texts(rows, self.text)
 
 
 def _class_names(classes: Any) -> list[str]:
@@ -146,6 +144,8 @@ class Recipe:
 
     function: str  # "module:function"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    data: Any = None  # training data in place of those of the setup
+    collate: Collate | None = None  # for `data`
 
     def make(self) -> Setup:
         """
@@ -164,7 +164,7 @@ class Recipe:
                 f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
                 + hint
             )
-        return setup
+        return setup if self.data is None else replace(setup, train_data=self.data, collate=self.collate)
 
     def _check_arguments(self, function: Callable[..., Any]) -> None:
         try:

@@ -81,8 +81,7 @@ class Travelling(Serial):
     """Contexts go the way they go to other processes, jobs run here."""
 
     def run(self, function, context, jobs):
-        runner = JobRunner()
-        for sent in (runner.load(pack_job(function, context)), *map(runner.run, jobs)):
+        for sent in map(JobRunner(), (pack_job(function, context), *jobs)):
             assert sent is None, sent
         yield from jobs
 

@@ -85,13 +85,9 @@ def select_setting(
     predictions: Predictions, utility: np.ndarray, curves: Sequence[Sequence[str]] | None = None
 ) -> str:
     """The setting whose unweighted predictions correlate best with what the models did."""
-    means = smooth(score_settings(predictions, utility), curves or [[name] for name in predictions])
+    means = {name: float(pearson(p.sum(2), utility).mean()) for name, p in predictions.items()}
+    means = smooth(means, curves or [[name] for name in predictions])
     return max(means, key=lambda name: means[name])
-
-
-def score_settings(predictions: Predictions, utility: np.ndarray) -> dict[str, float]:
-    """The mean over queries of Pearson's correlation over models, of each setting."""
-    return {name: float(pearson(p.sum(2), utility).mean()) for name, p in predictions.items()}
 
 
 def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,7 +139,9 @@ def tail_patch(
     runner = get_executor(executor)
     with (
         close_workers(executor, runner),
-        nullcontext() if runner.in_process else _result_folder(scratch) as folder,
+        nullcontext()
+        if runner.in_process
+        else scratch_in(None if scratch is None else place(scratch)) as folder,
     ):
         job.results.folder = folder
         for (q,) in run_with_progress(
@@ -149,17 +149,6 @@ def tail_patch(
         ):
             change[q], tokens[q] = job.results.take((q,))["change"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
-
-
-@contextmanager
-def _result_folder(scratch: str | StorePath | None) -> Generator[StorePath]:
-    """A folder for results, removed afterwards."""
-    if scratch is not None:
-        with scratch_in(place(scratch)) as folder:
-            yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="unde-") as temporary:
-        yield Path(temporary)
 
 
 def _refuse_training_queries(

@@ -16,11 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from unde.errors import BadExample, UndeError
 
 Job: TypeAlias = tuple[int, ...]
+Message: TypeAlias = bytes | Job  # what a worker is sent: what to load, or a job
 RETRIES = 2  # of a job that failed, before it is given up
 
 
@@ -32,26 +33,24 @@ class JobsFailed(Exception):
         self.reasons = reasons
 
 
-class Executor(Protocol):
-    @property
-    def in_process(self) -> bool:
-        """Whether jobs run in this process, on the context itself."""
-        ...
+class Executor(ABC):
+    """Runs jobs; how many at a time and where is up to the subclass.
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether no other process works on the same jobs, so that all are done when `run` ends."""
-        ...
+    Attributes:
+        threads: Threads of torch for each job; None: those of this process.
+        in_process: Whether jobs run in this process, on the context itself.
+        exclusive: Whether no other process works on the same jobs, so that all are done when `run` ends.
+    """
 
-    @property
-    def threads(self) -> int | None:
-        """Threads of torch for each job; None: those of this process."""
-        ...
+    threads: int | None
+    in_process: bool
+    exclusive: bool
 
     def owns(self, job: Job) -> bool:
         """Whether this executor is the one to do a job."""
-        ...
+        return True
 
+    @abstractmethod
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         """Call `function(context, *job)` for independent jobs; yields each job that is done.
 
@@ -59,15 +58,13 @@ class Executor(Protocol):
             UndeError: Bad input; ends the run at once.
             JobsFailed: Jobs that failed again after retries; raised when all others are done.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End idle workers; the next run starts new ones."""
-        ...
 
 
-@dataclass(frozen=True)
-class Serial:
+@dataclass(unsafe_hash=True)
+class Serial(Executor):
     """One job after the other, in this process; the first error ends the run.
 
     >>> list(Serial().run(lambda context, a, b: context.append(a + b), made := [], [(1, 2), (3, 4)]))
@@ -80,16 +77,10 @@ class Serial:
     in_process: bool = True
     exclusive: bool = True
 
-    def owns(self, job: Job) -> bool:
-        return True
-
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         for job in jobs:
             function(context, *job)
             yield job
-
-    def close(self) -> None:
-        pass
 
 
 SERIAL = Serial()
@@ -114,7 +105,7 @@ def pack_job(function: Callable[..., None], context: Any) -> bytes:
 
 
 class JobRunner:
-    """Worker side of a pool: `load` a pickled function and context, then `run` jobs on it.
+    """Worker side of a pool: given bytes, load a pickled function and context; given a job, run it on them.
 
     A context with a `close` method is closed before the next is loaded.
     """
@@ -122,19 +113,21 @@ class JobRunner:
     def __init__(self) -> None:
         self._loaded: tuple[Callable[..., None], Any] | None = None
 
-    def load(self, payload: bytes) -> Answer:
-        def make() -> None:
-            if self._loaded is not None and hasattr(self._loaded[1], "close"):
-                self._loaded[1].close()
-            self._loaded = None  # its memory is free for the next
-            self._loaded = pickle.loads(payload)
+    def __call__(self, message: Message) -> Answer:
+        return _catch(
+            partial(self._load, message) if isinstance(message, bytes) else partial(self._run, message)
+        )
 
-        return _catch(make)
+    def _load(self, payload: bytes) -> None:
+        if self._loaded is not None and hasattr(self._loaded[1], "close"):
+            self._loaded[1].close()
+        self._loaded = None  # its memory is free for the next
+        self._loaded = pickle.loads(payload)
 
-    def run(self, job: Job) -> Answer:
+    def _run(self, job: Job) -> None:
         assert self._loaded is not None
         function, context = self._loaded
-        return _catch(partial(function, context, *job))
+        function(context, *job)
 
 
 def _catch(run: Callable[[], None]) -> Answer:
@@ -151,7 +144,6 @@ def _catch(run: Callable[[], None]) -> Answer:
 STARTS = 10  # workers that may die in a row before one has begun to work
 _STARTING: Job = ()
 Worker = TypeVar("Worker")
-Message = bytes | Job
 
 
 @dataclass(frozen=True)
@@ -162,7 +154,7 @@ class WorkerExit:
     fatal: bool = False
 
 
-class WorkerPool(ABC, Generic[Worker]):
+class WorkerPool(Executor, Generic[Worker]):
     """An executor with workers; subclasses start them, send messages and receive answers."""
 
     in_process, exclusive = False, True
@@ -175,9 +167,6 @@ class WorkerPool(ABC, Generic[Worker]):
             raise UndeError(f"a timeout of {timeout} s: expected more than 0, or None to wait for ever")
         self.count, self.threads, self.timeout = count, threads, timeout
         self.workers: list[Worker] = []
-
-    def owns(self, job: Job) -> bool:
-        return True
 
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         if not jobs:
@@ -228,8 +217,10 @@ class _PoolRun(Generic[Worker]):
 
     def run(self) -> Iterator[Job]:
         self._start_workers()
+        timeout = self._pool.timeout
+        pause = None if timeout is None else min(1.0, timeout)
         while self._waiting or any(job != _STARTING for job in self._busy.values()):
-            answers = self._pool.receive(list(self._busy), self._wait_seconds())
+            answers = self._pool.receive(list(self._busy), pause)
             for worker in (worker for worker, answer in answers if isinstance(answer, WorkerExit)):
                 self._pool.workers.remove(worker)
             for worker, answer in answers:
@@ -265,19 +256,18 @@ class _PoolRun(Generic[Worker]):
         self._load(worker)
 
     def _load(self, worker: Worker) -> None:
-        self._mark_busy(worker, _STARTING)
-        self._pool.send(worker, self._payload)
+        self._send(worker, _STARTING, self._payload)
 
-    def _mark_busy(self, worker: Worker, job: Job) -> None:
+    def _send(self, worker: Worker, job: Job, message: Message) -> None:
         self._busy[worker], self._since[worker] = job, time.monotonic()
+        self._pool.send(worker, message)
 
     def _assign(self, worker: Worker) -> None:
         if not self._waiting:
             self._idle.append(worker)
             return
         job = self._waiting.popleft()
-        self._mark_busy(worker, job)
-        self._pool.send(worker, job)
+        self._send(worker, job, job)
 
     def _reassign(self) -> None:
         """Give the job of a dead worker to an idle one, else to a new one: beside idle ones it may find no room."""
@@ -314,9 +304,6 @@ class _PoolRun(Generic[Worker]):
         else:
             self._retry(job, f"{RETRIES + 1} workers died of it: the last {outcome.reason}")
         self._reassign()
-
-    def _wait_seconds(self) -> float | None:
-        return None if self._pool.timeout is None else min(1.0, self._pool.timeout)
 
     def _end_hung(self) -> None:
         limit = self._pool.timeout

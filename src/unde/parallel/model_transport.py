@@ -51,33 +51,13 @@ class PackedModel:
         return Setup(model.eval(), self.task, self.data, collate=self.collate)
 
 
-@dataclass(frozen=True)
-class RecipeWithData:
-    """A recipe for the same model on other data, which travels with it."""
-
-    recipe: Recipe
-    data: Any
-    collate: Collate | None
-
-    @property
-    def function(self) -> str:
-        return self.recipe.function
-
-    def make(self) -> Setup:
-        return replace(self.recipe.make(), train_data=self.data, collate=self.collate)
-
-
-AnyRecipe = Recipe | PackedModel | RecipeWithData
+AnyRecipe = Recipe | PackedModel
 Inputs = TypeVar("Inputs", bound="ModelInputs")
 
 
-def recipe_for_data(
-    recipe: AnyRecipe | None, data: Any, collate: Collate | None
-) -> PackedModel | RecipeWithData | None:
-    """A recipe for the same model with other data."""
-    if isinstance(recipe, (PackedModel, RecipeWithData)):
-        return replace(recipe, data=data, collate=collate)
-    return None if recipe is None else RecipeWithData(recipe, data, collate)
+def recipe_for_data(recipe: AnyRecipe | None, data: Any, collate: Collate | None) -> AnyRecipe | None:
+    """A recipe for the same model with other data, which travel with it."""
+    return None if recipe is None else replace(recipe, data=data, collate=collate)
 
 
 def pack_model(

@@ -131,8 +131,7 @@ def _serve(connection: Connection, threads: int, device: int | None, environment
     runner = JobRunner()
     with suppress(EOFError, ConnectionError):
         while True:
-            message = connection.recv()
-            connection.send(runner.load(message) if isinstance(message, bytes) else runner.run(message))
+            connection.send(runner(connection.recv()))
 
 
 def _exit_with_parent() -> None:

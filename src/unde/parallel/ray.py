@@ -110,7 +110,7 @@ class _Actor:
         self._runner = JobRunner()
 
     def receive(self, message: Message) -> Answer:
-        return self._runner.load(message) if isinstance(message, bytes) else self._runner.run(message)
+        return self._runner(message)
 
 
 def _connect(address: str | None) -> Any:

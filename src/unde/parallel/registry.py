@@ -24,7 +24,7 @@ _VARIABLES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Array(Serial):
     """One of many workers, each of which does its share of the jobs and ends; `unde finish` does what is left.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -239,9 +238,11 @@ _ABANDONED = 86_400.0  # seconds after which files of a killed process are delet
 
 
 @contextmanager
-def scratch(folder: StorePath) -> Generator[StorePath]:
-    """A temporary folder in that of an index, which all workers see; a local one if the index cannot be written."""
+def scratch(folder: StorePath | None) -> Generator[StorePath]:
+    """A temporary folder in that of an index, which all workers see; a local one if none can be written."""
     try:
+        if folder is None:
+            raise FileNotFoundError
         _clear(folder / SCRATCH)
         shared = folder / SCRATCH / secrets.token_hex(8)
         shared.mkdir(parents=True)
@@ -252,9 +253,9 @@ def scratch(folder: StorePath) -> Generator[StorePath]:
     try:
         yield shared
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             delete_folder(shared)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             shared.parent.rmdir()  # unless other processes use it
 
 

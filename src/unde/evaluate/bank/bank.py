@@ -149,8 +149,7 @@ class Bank:
         file = place(path)
         if not exists(file):
             raise _missing(file)
-        content = read_bank(file)
-        return cls(file, content.masks, content.by_seed, content.seeds, content.seconds, content.provenance)
+        return cls(file, **read_bank(file))
 
     def __repr__(self) -> str:
         sets = ", ".join(f"{name} {values.shape}" for name, values in self.utility.items())

@@ -204,17 +204,6 @@ def _digest(config: Mapping[str, Any]) -> str:
 # --- finished banks ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class BankContent:
-    """The arrays of a finished bank."""
-
-    masks: np.ndarray  # (S, N)
-    by_seed: dict[str, np.ndarray]  # (S, R, Q)
-    seeds: np.ndarray  # (S, R)
-    seconds: np.ndarray  # (S, R)
-    provenance: dict[str, Any]
-
-
 def write_bank(path: StorePath, plan: SubsetPlan, results: Sequence[ModelResult]) -> None:
     grid = (plan.subsets, plan.seeds_per_subset)
     environments = Counter(result.environment for result in results)
@@ -238,7 +227,8 @@ def write_bank(path: StorePath, plan: SubsetPlan, results: Sequence[ModelResult]
     write_arrays(path, arrays)
 
 
-def read_bank(path: StorePath) -> BankContent:
+def read_bank(path: StorePath) -> dict[str, Any]:
+    """The arrays and the provenance of a finished bank, by the names of the attributes of `Bank`."""
     try:
         return _check_content(read_arrays(path))
     except Unreachable:
@@ -252,7 +242,7 @@ def read_bank(path: StorePath) -> BankContent:
         ) from e
 
 
-def _check_content(arrays: Mapping[str, np.ndarray]) -> BankContent:
+def _check_content(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     provenance = json.loads(str(arrays["provenance"]))
     version, plan = provenance["format"], parse_plan(provenance["plan"])
     if version not in (FORMAT, *OLD_FORMATS):
@@ -269,7 +259,8 @@ def _check_content(arrays: Mapping[str, np.ndarray]) -> BankContent:
     for name, values in by_seed.items():
         if values.ndim != 3 or values.shape[:2] != grid:
             raise ValueError(f"the utilities of {name!r} have shape {values.shape}, expected {(*grid, 'Q')}")
-    return BankContent(_unpack_masks(arrays["masks"], plan), by_seed, seeds, seconds, provenance)
+    masks = _unpack_masks(arrays["masks"], plan)
+    return {"masks": masks, "by_seed": by_seed, "seeds": seeds, "seconds": seconds, "provenance": provenance}
 
 
 def _unpack_masks(packed: np.ndarray, plan: SubsetPlan) -> np.ndarray:
@@ -294,7 +285,7 @@ def verify_bank(path: StorePath) -> VerifyReport:
         try:
             content = read_bank(path)
             report.count(path)
-            if content.provenance["format"] in OLD_FORMATS:
+            if content["provenance"]["format"] in OLD_FORMATS:
                 report.notes.append("it has no checksum, as releases before 0.2 wrote none")
         except Unreachable:
             raise
