@@ -37,11 +37,6 @@ def pytest_runtest_setup():
         _modules = len(sys.modules)
 
 
-@pytest.fixture(scope="module")
-def one_thread():
-    """All tests run on one thread."""
-
-
 @pytest.fixture(scope="session", autouse=True)
 def quick_disk():
     """No power is cut here, and nobody waits for the disk: test_layout.py has what is synced, and when. Processes that

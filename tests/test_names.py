@@ -9,52 +9,14 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "unde"
 PARTICIPLES = {
-    *(
-        "found",
-        "made",
-        "told",
-        "asked",
-        "said",
-        "given",
-        "kept",
-        "carried",
-        "settled",
-        "shown",
-        "drawn",
-        "begun",
-    ),
-    *(
-        "looked",
-        "known",
-        "noted",
-        "taken",
-        "meant",
-        "gone",
-        "held",
-        "tried",
-        "listed",
-        "named",
-        "opened",
-        "wanted",
-    ),
-}
+    "found", "made", "told", "asked", "said", "given", "kept", "carried", "settled", "shown", "drawn",
+    "begun", "looked", "known", "noted", "taken", "meant", "gone", "held", "tried", "listed", "named",
+    "opened", "wanted",
+}  # fmt: skip
 ADVERBS = {
-    *(
-        "own",
-        "there",
-        "here",
-        "once",
-        "behind",
-        "within",
-        "elsewhere",
-        "also",
-        "beside",
-        "besides",
-        "again",
-        "anew",
-    ),
-    *("ahead", "apart", "alike", "alone", "already", "luck", "living"),
-}
+    "own", "there", "here", "once", "behind", "within", "elsewhere", "also", "beside", "besides", "again",
+    "anew", "ahead", "apart", "alike", "alone", "already", "luck", "living",
+}  # fmt: skip
 BANNED = PARTICIPLES | ADVERBS
 
 

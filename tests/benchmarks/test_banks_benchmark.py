@@ -10,7 +10,7 @@ from unde.evaluate.bank.stacked import Unstackable
 
 
 @pytest.fixture
-def short_turns(monkeypatch, one_thread):
+def short_turns(monkeypatch):
     monkeypatch.setattr(banks, "SECONDS", 1e-4)
 
 

@@ -247,7 +247,7 @@ def test_a_peer_answers_and_its_errors_are_one_line(monkeypatch):
     peer.close()
 
 
-def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
+def test_features_and_peers_of_the_same_rounds(monkeypatch):
     monkeypatch.setitem(features.CASES, "toy", Case("toy", "a toy", toy, 8, 2, 1))
     monkeypatch.setattr(features, "PEERS", {"twice": "", "broken": "", "absent": ""})
     monkeypatch.setattr(features, "peak_memory", lambda name: {"plain": 1})

@@ -13,7 +13,6 @@ from unde.diffusion import augment
 from unde.scoring.arrays import ArrayScores
 
 module = importlib.import_module("unde.tasks.perturb")  # the package has the function of this name
-pytestmark = pytest.mark.usefixtures("one_thread")
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, size=(21, 17, 3), dtype=np.uint8)
 PIXELS[:, :, 2] //= 3  # yellowish, so that its mean is not its grey

@@ -17,8 +17,6 @@ from unde.tasks import Diffusion
 from unde.tasks.base import even_slices, with_batching
 from unde.tasks.timesteps import ROWS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MB = 2**20
 
 

@@ -9,8 +9,6 @@ from unde import Groups, Index, Task, UndeError, learn_weights
 from unde.methods import DAS, DTRAK
 from unde.tasks import Diffusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N, Q = 9, 4
 
 

@@ -11,8 +11,6 @@ from unde.data import Rows, digest
 from unde.methods import DAS, DTRAK, TracIn
 from unde.tasks import Diffusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STEPS = [0, 25, 50, 75]
 
 

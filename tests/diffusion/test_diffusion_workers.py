@@ -11,7 +11,6 @@ from unde.methods import DAS, JourneyTRAK
 from unde.parallel import Processes
 from unde.tasks import Diffusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 N = 12
 
 

@@ -9,8 +9,6 @@ from unde.diffusion import sample
 from unde.methods import TRAK, JourneyTRAK
 from unde.tasks import Diffusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHAPE = (2, 4, 4)
 
 

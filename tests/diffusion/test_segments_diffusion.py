@@ -9,7 +9,6 @@ from unde.diffusion import sample
 from unde.methods import DAS, DTRAK, JourneyTRAK
 from unde.tasks import Diffusion
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = {
     "d-trak": DTRAK(projection="kron(3)"),
     "das": DAS(projection="kron(3)"),

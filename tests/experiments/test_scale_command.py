@@ -18,8 +18,6 @@ from unde import UndeError
 from unde.groups import trainable
 from unde.projection import Spec, feature_size
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def width(model, projection, exclude=()):
     shapes = dict(model.named_parameters())

@@ -16,7 +16,7 @@ from unde import UndeError
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = {
     "recipe": Recipe(epochs=1, batch_size=4, lr=1e-3, weight_decay=1e-6, warm_up=0.1),
     "side": 8, "learn": 4, "evaluate": 5, "subsets": 8, "timesteps": 2, "steps": 2, "features": 200,

@@ -17,7 +17,6 @@ from experiments.scale.tokens import sequences
 from unde import UndeError
 from unde.evaluate import Estimate, TailPatch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = {
     "vocab_size": 300, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,

@@ -14,7 +14,6 @@ from experiments.scale.vision import ImageNet
 
 import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ENOUGH = 240  # training examples
 RECIPE = Recipe(epochs=1, batch_size=50, lr=1e-3, weight_decay=0.0)
 

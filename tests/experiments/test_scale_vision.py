@@ -11,7 +11,6 @@ from experiments.scale.vision import ImageNet
 
 from unde import UndeError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = replace(
     RESNET18,
     config={"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic", "num_labels": 3},

@@ -115,7 +115,7 @@ def test_agreement_favours_what_both_copies_share():
     assert w[1] > 2 * w[[0, 2]].max()
 
 
-def test_studies_that_read_the_inside_of_an_index(tmp_path, one_thread):
+def test_studies_that_read_the_inside_of_an_index(tmp_path):
     """Each of these calls what the package does not publish."""
     torch.manual_seed(0)
     model, x, method = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(900, 6), TRAK()

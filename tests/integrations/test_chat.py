@@ -11,7 +11,6 @@ from unde.integrations.examples import AnswerSequences, causal_examples
 from unde.integrations.language import hf_setup
 from unde.methods import TracIn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

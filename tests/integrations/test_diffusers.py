@@ -22,7 +22,7 @@ from unde.integrations.diffusers import (
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 if find_spec("robohash") is None:  # only its files are read
     pytest.skip("robohash is not installed", allow_module_level=True)
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 PROJECT = """
 from functools import cache

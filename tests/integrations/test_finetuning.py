@@ -19,7 +19,6 @@ pytest.importorskip("accelerate")
 import peft
 from transformers import Trainer, TrainingArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RATE, EPOCHS, BATCH = 0.02, 4, 4
 TEXTS = [f"{a[:24]} {b[:24]}" for a in LINES for b in LINES[:4]]
 TRAIN, HELD_OUT = TEXTS[:16], TEXTS[16:]

@@ -14,7 +14,6 @@ from unde import Index, UndeError, Weights, cli
 from unde.evaluate import Bank
 from unde.integrations.language import hf_setup
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LEARN = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
 EVAL = ["The army and the navy are strong again.", "The grain of the north was good in spring."]
 

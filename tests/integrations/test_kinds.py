@@ -17,7 +17,6 @@ from unde.integrations.language import hf_setup, load_model
 from unde.tasks import CausalLM, Classification, MaskedLM, Seq2SeqLM, TokenClassification
 from zoo import bart, encoder, t5
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = {"vocab_size": 301, "max_position_embeddings": 64}
 
 

@@ -12,8 +12,6 @@ from unde import Index, UndeError
 from unde.integrations.language import hf_setup, load_model
 from unde.methods import TracIn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -16,7 +16,6 @@ import unde
 from unde import UndeError, learn_weights
 from unde.integrations import peers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FILES = Path(__file__).parent.parent / "data" / "peers"
 TEXTS = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
 

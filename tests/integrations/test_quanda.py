@@ -15,7 +15,6 @@ from unde.integrations.quanda import explainer
 from unde.methods import TracIn
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TRAIN, ASK = toy.data(22), toy.data(4, seed=1)
 
 # As quanda 0.5.0 has them.

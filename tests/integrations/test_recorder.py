@@ -17,7 +17,6 @@ from unde.tasks import CausalLM
 pytest.importorskip("accelerate")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RATE, STEPS, WARMUP = 0.01, 6, 2
 DATA = [{"input_ids": torch.tensor(tokenizer()(line)["input_ids"])} for line in LINES]
 

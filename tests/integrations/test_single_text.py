@@ -8,8 +8,6 @@ from unde import Index, UndeError
 from unde.integrations.language import hf_setup
 from unde.methods import TracIn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_one_text_is_enough(tmp_path):
     """Positions, which all examples of a batch share, look like one example's own if there is only one."""

@@ -17,7 +17,7 @@ from unde.integrations.diffusers import add_lora, encode_images
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")

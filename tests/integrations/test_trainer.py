@@ -17,7 +17,6 @@ from unde.tasks import CausalLM
 pytest.importorskip("accelerate")
 from transformers import Trainer, TrainingArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RATE, STEPS = 0.01, 6
 
 

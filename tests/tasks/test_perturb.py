@@ -15,8 +15,6 @@ from unde.tasks import CausalLM, Classification, Diffusion, Task
 from unde.tasks.perturb import Augment, InputNoise, Perturbation
 from unde.tasks.replace import Replace, special_tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def random(seed=0):
     return np.random.default_rng(seed)
