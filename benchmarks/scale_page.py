@@ -25,6 +25,7 @@ PAGE, FIGURE = (
     DOCS / "scale.svg",
 )  # docs/figures is cleared of what experiments do not draw
 _MARKED = re.compile(r"^(<!-- scale: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
+STAGES = ("build", "open", "kernel", "query features", "scoring")
 Found = dict[str, Any]
 
 
@@ -53,7 +54,10 @@ def memory(found: Found) -> str | None:
             r["allocator"],
             size(beyond(r)),
             size(r["before"]),
-            *(_time(r["seconds"][name]) for name in ("build", "open", "kernel", "query features", "scoring")),
+            *(
+                duration(r["seconds"][name], exact=True)
+                for name in ("build", "open", "kernel", "query features", "scoring")
+            ),
             size(r["bytes_on_disk"]),
         ]
         for r in sorted(found["memory"], key=lambda r: (r["budget"], r["allocator"], r["examples"]))
@@ -114,10 +118,6 @@ def figure(found: Found) -> str | None:
             }
     title = "Peak memory beyond that of the process with model and data, MB"
     return lines(panels, [f"{n:,}" for n in sizes], title=title, x_label="examples") if panels else None
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds, exact=True)
 
 
 TABLES: dict[str, Callable[[Found], str | None]] = {"memory": memory, "engines": engines}

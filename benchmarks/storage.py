@@ -76,13 +76,13 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
     m = made["float32"].manifest
     stores = {
         dtype: {
-            "bytes": size(index),
-            "times smaller": size(made["float32"]) / size(index),
+            "bytes": size(made[dtype]),
+            "times smaller": size(made["float32"]) / size(made[dtype]),
             "build": ratio(builds[dtype], builds["float32"])["ratio"],
             "score": {
                 kind: ratio(times[f"{dtype}: {kind}"], times[f"float32: {kind}"])["ratio"] for kind in kinds
             },
         }
-        for dtype, index in made.items()
+        for dtype in STORES
     }
     return {"examples": m.examples, "width": m.width, "stores": stores}

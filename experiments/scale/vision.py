@@ -28,7 +28,6 @@ LAYOUT = (
     "with the columns 'image' and 'label' and those two splits"
 )
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
-ROLES = ("train", "learn", "eval")
 
 
 class Examples(Dataset):

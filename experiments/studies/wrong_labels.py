@@ -83,14 +83,9 @@ def recipe(variant: str) -> Recipe:
 
 def images(variant: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training images and their true labels, held-out images and theirs."""
-    if variant.startswith("mnist"):
-        from unde.ui.demo import digits
+    from experiments.shared.classification_bank import images as in_roles
 
-        found = digits.digits()
-    else:
-        from experiments.shared import cifar10
-
-        found = cifar10.images()
+    found = in_roles(variant.partition("-")[0])
     (x, y), (held_out, labels) = found.train, found.evaluate
     count = recipe(variant).images
     return x[:count], y[:count], held_out, labels

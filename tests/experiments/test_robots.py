@@ -121,7 +121,7 @@ def test_pretraining_shows_nothing_of_the_ten_categories():
             f
             for pattern in patterns.values()
             if isinstance(pattern, str)
-            for f in files(f"backgrounds/{pattern}.png")
+            for f in scenes._matches(f"backgrounds/{pattern}.png")
         }
         for patterns in (scenes.BACKGROUNDS, scenes.OTHER_BACKGROUNDS)
     )
@@ -134,15 +134,11 @@ def test_pretraining_shows_nothing_of_the_ten_categories():
             for s in subjects.values()
             for p in s.parts
             if any(o in p for o in own)
-            for f in files(f"sets/{p}")
+            for f in scenes._matches(f"sets/{p}")
         ]
         for subjects in (scenes.SUBJECTS, scenes.OTHER_SUBJECTS)
     )
     assert len(here) == len(set(here)) == 10 and len(there) == 24 and not set(here) & set(there)
-
-
-def files(pattern):
-    return scenes._matches(pattern)
 
 
 def test_pretraining_prompts_name_what_is_shown():
