@@ -62,8 +62,11 @@ def memory(found: Found) -> str | None:
         ]
         for r in sorted(found["memory"], key=lambda r: (r["budget"], r["allocator"], r["examples"]))
     ]
-    head = "examples | budget | allocator | peak beyond | what was there before | build | open | kernel"
-    return table([*head, "features of 100 queries", "top 10 of each", "on disk"], rows) if rows else None
+    head = (
+        "examples | budget | allocator | peak beyond | what was there before | build | open | kernel | "
+        "features of 100 queries | top 10 of each | on disk"
+    )
+    return table(head, rows) if rows else None
 
 
 def beyond(row: Found) -> int:
