@@ -45,10 +45,10 @@ def marked():
 """
 
 
-def run(*arguments, both=False):
+def run(*arguments, both=False, columns=100):
     """What a command prints; its line, or the beginning of it, may be one text. With `both`, stderr too."""
     first, *rest = map(str, arguments)
-    result = CliRunner().invoke(cli.app, [*shlex.split(first), *rest])
+    result = CliRunner().invoke(cli.app, [*shlex.split(first), *rest], env={"COLUMNS": str(columns)})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

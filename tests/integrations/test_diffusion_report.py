@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sd_toy
-from typer.testing import CliRunner
+from commands import run
 
-from unde import Index, Weights, cli
+from unde import Index, Weights
 from unde.setup import Recipe
 
 pytest.importorskip("diffusers")
@@ -52,13 +52,6 @@ def subject():
 """
 
 
-def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("robots")
@@ -97,8 +90,7 @@ def row_of(page, query, name):
 def test_a_page_with_prompts_marks_and_sets_of_weights(built):
     options = ["--index", "d-trak", "--out", "page.html", "--top", 4]
     run(
-        "report",
-        "robot_project:make",
+        "report robot_project:make",
         *options,
         "--weights",
         "style=make.json",

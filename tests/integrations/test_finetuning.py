@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 import torch
 from hf_toy import LINES, gpt2, tokenizer, write_jsonl
-from typer.testing import CliRunner
 
-from unde import UndeError, cli
+from unde import UndeError
 from unde.index.calibration import Calibration
 from unde.integrations.finetuning import Arguments, fine_tuning, read_arguments
 from unde.integrations.language import hf_setup
@@ -25,11 +25,7 @@ TRAIN, HELD_OUT = TEXTS[:16], TEXTS[16:]
 
 
 def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "200"})
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
+    return " ".join(commands.run(*arguments, both=True, columns=200).split())
 
 
 def collate(examples):
@@ -78,9 +74,7 @@ def test_calibrate_retrains_from_the_base_checkpoint(trained, monkeypatch):
     assert "from base" in text and "4 epochs of AdamW at 0.02" in text and "BM25" in text
     found = Calibration.load(Path("idx/calibration.json"))
     assert (found.how, found.halves) == ("retrain", 4)
-    assert f"calibrated: {found}" in run(
-        "attribute", "--index", "idx", "--query", "The debt is paid", "--top", 1
-    )
+    assert f"calibrated: {found}" in run("attribute --index idx --query 'The debt is paid' --top 1")
     local = run("calibrate", "--index", "idx", "--queries", "held-out.jsonl", "--halves", 4, "--how", "local")
     assert "short continued trainings" in local
 

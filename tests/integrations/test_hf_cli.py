@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from hf_toy import LINES, save, write_jsonl
 from typer.testing import CliRunner
 
@@ -16,14 +17,6 @@ from unde.integrations.language import hf_setup
 
 LEARN = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
 EVAL = ["The army and the navy are strong again.", "The grain of the north was good in spring."]
-
-
-def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "100"})
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +30,8 @@ def prepared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         told = run(
-            *(
-                "build",
-                "--hf-model",
-                "model",
-                "--data",
-                "train.jsonl",
-                "--text-field",
-                "body",
-                "--seq-len",
-                24,
-            ),
-            *("--out", "idx", "--projection", "none", "--method", "tracin"),
+            "build --hf-model model --data train.jsonl --text-field body --seq-len 24 --out idx "
+            "--projection none --method tracin"
         )
         assert told.startswith("idx: ")
         learn = ("learn", "--index", "idx", "--queries", "learn.jsonl", "--out", "w.json")
@@ -151,20 +134,7 @@ def test_cut_queries_are_one_and_documents_are_wholes(project):
 
 
 def test_the_report_shades_tokens_that_sum_to_the_score(project):
-    run(
-        "report",
-        "--index",
-        "idx",
-        "--queries",
-        "eval.jsonl",
-        "--weights",
-        "w.json",
-        "--out",
-        "r.html",
-        "--top",
-        2,
-        "--no-baselines",
-    )
+    run("report --index idx --queries eval.jsonl --weights w.json --out r.html --top 2 --no-baselines")
     page = Path("r.html").read_text()
     assert "What made model do that?" in page
     assert "rows beside" in page and 'class="t plus l5"' in page and "learning a token" in page
@@ -208,8 +178,8 @@ def test_evaluate_measures_lds(project):
 def test_other_methods_and_packed_texts(project, tmp_path, method):
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress((project / "train.jsonl").read_bytes()))
     run(
-        *("build", "--hf-model", "model", "--data", tmp_path / "train.jsonl.gz", "--text-field", "body"),
-        *("--out", tmp_path / "idx", "--method", method, "--projection", "kron(4)"),
+        f"build --hf-model model --text-field body --projection 'kron(4)' --method {method}",
+        *("--data", tmp_path / "train.jsonl.gz", "--out", tmp_path / "idx"),
     )
     rows = json.loads(
         run("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 8, "--format", "json")
@@ -236,8 +206,8 @@ def test_an_adapter_on_the_command_line(project, tmp_path):
     adapter["base_model_name_or_path"] = str(project / "model")
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
     run(
-        *("build", "--hf-model", tmp_path / "adapter", "--data", "train.jsonl", "--text-field", "body"),
-        *("--out", tmp_path / "idx", "--method", "tracin"),
+        "build --data train.jsonl --text-field body --method tracin",
+        *("--hf-model", tmp_path / "adapter", "--out", tmp_path / "idx"),
     )
     assert all("lora" in name for name in Index.open(tmp_path / "idx").manifest.unit_names)
     assert "1." in run("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 1)
@@ -366,8 +336,10 @@ def test_a_conversation_from_build_to_answer(project, tmp_path):
         talks = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in some]
         lines = [json.dumps({"talk": t, "id": t[0]["content"]}) + "\n" for t in talks]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    run("build", "--hf-model", tmp_path / "model", "--data", tmp_path / "train.jsonl", "--text-field", "talk",
-        "--out", tmp_path / "idx", "--method", "tracin", "--projection", "none")  # fmt: skip
+    run(
+        "build --text-field talk --method tracin --projection none",
+        *("--hf-model", tmp_path / "model", "--data", tmp_path / "train.jsonl", "--out", tmp_path / "idx"),
+    )
     options = (
         "--index",
         tmp_path / "idx",

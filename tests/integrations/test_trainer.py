@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from hf_toy import LINES, gpt2, tokenizer, write_jsonl
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from unde import Index, UndeError, cli
+from unde import Index, UndeError
 from unde.integrations.trainer import checkpoints_in, newest, steps
 from unde.tasks import CausalLM
 
@@ -18,14 +18,6 @@ pytest.importorskip("accelerate")
 from transformers import Trainer, TrainingArguments
 
 RATE, STEPS = 0.01, 6
-
-
-def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "100"})
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +71,7 @@ def product(file, line):
 
 def test_the_newest_checkpoint_of_a_run(here):
     assert Path(newest("out")).name == "checkpoint-6"
-    run("build", "--hf-model", "out", "--data", "train.jsonl", "--out", "idx", "--method", "tracin",
-        "--projection", "none")  # fmt: skip
+    run("build --hf-model out --data train.jsonl --out idx --method tracin --projection none")
     found = ask("idx")
     for i in range(4):
         assert found[i] == pytest.approx(product("out/checkpoint-6/model.safetensors", LINES[i]), rel=1e-4)
@@ -88,24 +79,16 @@ def test_the_newest_checkpoint_of_a_run(here):
     shutil.copytree("out/checkpoint-2", "out/checkpoint-9")
     assert ask("idx") == found
     # A checkpoint by its own name, its tokenizer beside it; one that was not saved whole is none.
-    run(
-        "build",
-        "--hf-model",
-        "out/checkpoint-2",
-        "--data",
-        "train.jsonl",
-        "--out",
-        "two",
-        "--method",
-        "tracin",
-    )
+    run("build --hf-model out/checkpoint-2 --data train.jsonl --out two --method tracin")
     Path("out/checkpoint-9/trainer_state.json").unlink()
     assert Path(newest("out")).name == "checkpoint-6"
 
 
 def test_checkpoints_make_tracincp_with_the_rates_of_the_log(here):
-    run("build", "--hf-model", "out", "--data", "train.jsonl", "--out", "idx", "--method", "tracin",
-        "--projection", "none", "--checkpoints", "out")  # fmt: skip
+    run(
+        "build --hf-model out --data train.jsonl --out idx --method tracin --projection none "
+        "--checkpoints out"
+    )
     rates = {
         2: RATE * 5 / 6,
         4: RATE * 3 / 6,
@@ -118,8 +101,8 @@ def test_checkpoints_make_tracincp_with_the_rates_of_the_log(here):
             rate * product(f"out/checkpoint-{s}/model.safetensors", LINES[i]) for s, rate in rates.items()
         )
         assert found[i] == pytest.approx(expected, rel=1e-4)
-    planned = json.loads(run("plan", "--hf-model", "out", "--data", "train.jsonl", "--checkpoints", "out",
-                             "--method", "tracin", "--format", "json"))  # fmt: skip
+    plan = "plan --hf-model out --data train.jsonl --checkpoints out --method tracin --format json"
+    planned = json.loads(run(plan))
     assert planned["checkpoints"] == 3
     shutil.move("out", "moved")
     with pytest.raises(UndeError, match=r"which is gone: say where it is now \(--hf-model\)"):
@@ -143,8 +126,7 @@ def test_rates_between_the_steps_of_the_log(here):
 
 
 def test_other_methods_average_checkpoints(here):
-    run("build", "--hf-model", "out", "--data", "train.jsonl", "--out", "idx", "--method", "trak",
-        "--checkpoints", "out")  # fmt: skip
+    run("build --hf-model out --data train.jsonl --out idx --method trak --checkpoints out")
     assert Index.open("idx").manifest.checkpoint_weights == [1 / 3] * 3
     assert "4 examples" in run("finish", "idx")
 

@@ -56,18 +56,23 @@ app = typer.Typer(
     name="unde",
     cls=Commands,
     help="Which training examples made a trained model do that?\n\n"
-    "A Hugging Face language model needs no Python: `unde build --hf-model DIR --data train.jsonl --out runs/idx`, "
+    "`unde demo` shows all of it in a minute. A Hugging Face language model needs no Python: "
+    "`unde build --hf-model DIR --data train.jsonl --out runs/idx`, "
     'then `unde attribute --index runs/idx --query "some text"`.\n\n'
     "Any other model is named as web servers name apps: my_project.setup:make, where make() returns an unde.Setup.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(demo, plan, build, finish, append, remove, merge, repack),
-    *(calibrate, learn, attribute, evaluate, report, serve, verify, push, pull, bench),
-):
-    app.command()(expand_groups(command))
+PANELS = {
+    "Start": (demo,),
+    "Make an index": (plan, build, finish, append, remove, merge, repack),
+    "Ask it": (calibrate, learn, attribute, evaluate, report, serve),
+    "Files and speed": (verify, push, pull, bench),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(expand_groups(command))
 
 
 def _version(value: bool) -> None:

@@ -59,9 +59,10 @@ def build(
     ] = None,
     config: Config = None,
 ) -> None:
-    """Compute the gradient features of the training data.
+    """Build an index: compute the gradient features of every training example and store them.
 
-    `unde plan` takes the same options and estimates disk, memory and time.
+    Ask about it with `unde attribute`, `unde report` or `unde serve`, which need --index alone. `unde plan` takes the
+    same options and estimates disk, memory and time. An interrupted build resumes.
 
     Examples:
 

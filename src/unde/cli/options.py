@@ -126,20 +126,24 @@ MethodOfIndex = Annotated[
 Projection = Annotated[
     str | None,
     option(
-        "none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small models, else kron(16))"
+        "compression of gradients: none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small "
+        "models, else kron(16))"
     ),
 ]
-GroupsName = Annotated[str, option("layer, tensor or consecutive(128)", "--groups")]
+GroupsName = Annotated[
+    str, option("parameters that share a weight: layer, tensor or consecutive(128)", "--groups")
+]
 Exclude = Annotated[list[str] | None, option("regex of parameters to leave out; repeatable")]
 DTYPES = ("auto", *CODECS)
 StoreDtype = Annotated[
     str,
     option(
-        f"{join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond", autocompletion=one_of(*DTYPES)
+        f"precision on disk: {join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond",
+        autocompletion=one_of(*DTYPES),
     ),
 ]
 BatchSize = Annotated[int | None, option("examples in one pass (default: as many as fit --memory)")]
-Memory = Annotated[str, option("memory budget of computations, besides the model")]
+Memory = Annotated[str, option("memory for computations, besides the model")]
 Uncalibrated = Annotated[
     bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
 ]

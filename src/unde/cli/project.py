@@ -94,14 +94,7 @@ class Project:
     def index(
         self, path: StorePath, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
     ) -> Index:
-        """Open an index.
-
-        Args:
-            path: The folder or URL.
-            executor: Where jobs run.
-            whole: Whether the training data of the setup are those of the index.
-            uncalibrated: Whether to ignore the calibration.
-        """
+        """Open an index; `whole` says that the training data of the setup are those of the index."""
         s = self.setup
         made = Index.open(
             path,

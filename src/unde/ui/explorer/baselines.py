@@ -32,13 +32,7 @@ class Missing(UndeError):
 
 
 class Baselines:
-    """Scores of the baselines for answers of the page.
-
-    Args:
-        setup: The setup of the model.
-        train: The training examples.
-        memory: Budget of the index, in bytes.
-    """
+    """Scores of the baselines for answers of the page; `memory` is the budget of the index, in bytes."""
 
     def __init__(self, setup: Setup, train: Catalogue, memory: int) -> None:
         self.setup, self.train, self.memory = setup, train, memory
@@ -57,11 +51,7 @@ class Baselines:
         self._hidden: Tensor | None = None  # (N, d), of length 1 each
 
     def check(self, name: object) -> str:
-        """The name of a baseline of this page.
-
-        Raises:
-            UndeError: There is no such baseline.
-        """
+        """The name of a baseline, if this page has it."""
         if not isinstance(name, str) or name not in self.names:
             raise unknown("baseline for this index", str(name)[:40], self.names)
         return name
@@ -79,18 +69,7 @@ class Baselines:
     def rows(
         self, answer: Answer, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
     ) -> list[dict[str, Any]]:
-        """Top examples of each baseline of an answer, and how many of its first 10 it shares.
-
-        Args:
-            answer: An answer about training examples.
-            names: Names of baselines, as the page sends them.
-            ways: Weights to compare with, by name.
-            count: Examples in a row.
-            among: (N,) examples to choose from; None for all.
-
-        Raises:
-            Missing: A baseline is not computed yet.
-        """
+        """The `count` top examples of each baseline, and how many of its first 10 are among those of each of `ways`."""
         if not isinstance(names, list):
             raise UndeError("baselines are a list of names")
         rows, held = [], answer.cache

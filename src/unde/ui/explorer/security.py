@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
+
+from starlette.responses import JSONResponse, PlainTextResponse
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -71,7 +72,11 @@ class Guard:
             _check_length(headers, limit)
             await self.app(scope, _bounded(receive, limit), guarded)
         except Refused as e:
-            await _answer(guarded, e.status, str(e), scope["path"].startswith("/api/"))
+            api = scope["path"].startswith("/api/")
+            answer = (
+                JSONResponse({"error": str(e)}, e.status) if api else PlainTextResponse(f"{e}\n", e.status)
+            )
+            await answer(scope, receive, guarded)
 
     def check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raises Refused unless host, origin and token are right."""
@@ -144,11 +149,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return guarded
-
-
-async def _answer(send: Send, status: int, why: str, api: bool) -> None:
-    kind = b"application/json" if api else b"text/plain; charset=utf-8"
-    body = (json.dumps({"error": why}) if api else why + "\n").encode()
-    head = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})

@@ -107,15 +107,7 @@ def label_panel(
 ) -> MislabelPanel:
     """The first of the ranking `by`, all rankings side by side, and curves where the true labels are known.
 
-    Args:
-        index: The index of a classifier.
-        view: The examples as items.
-        rankings: Rankings by name, under the last of the `ways`.
-        ways: Weights by name.
-        by: The ranking to show.
-        count: How many suspects to show.
-        method: Another method than that of the index.
-        details: Whether to show what the model and the neighbours say of each suspect.
+    `rankings` are those under the last of the `ways`. `details` adds what the model and the neighbours say of each.
     """
     suspects, (name, weights) = rankings[by], list(ways.items())[-1]
     first = suspects.order[: max(count, 1)].tolist()

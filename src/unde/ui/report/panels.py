@@ -186,16 +186,7 @@ def add_baselines(
     view: ExampleView,
     count: int,
 ) -> list[QueryPanel]:
-    """Panels with one more row for each baseline, for models of text; other panels are returned as they are.
-
-    Args:
-        panels: One panel for each query; their first row is unweighted.
-        setup: The setup of the model.
-        queries: The queries.
-        scores: Scores of the queries.
-        view: The examples as items.
-        count: Examples in a row.
-    """
+    """Panels with one more row for each baseline, for models of text; other panels are returned as they are."""
     baselines = _scores(setup, queries, view.train)
     if not baselines:
         return list(panels)
