@@ -64,19 +64,8 @@ def built(tmp_path_factory):
             run("build", "robot_project:make", "--out", method, "--method", method, "--projection", "kron(2)")
         for target in ("make", "subject"):
             run(
-                "learn",
-                f"robot_project:{target}",
-                "--index",
-                "d-trak",
-                "--out",
-                f"{target}.json",
-                "--queries",
-                "learn",
-                "--k",
-                2,
-                "--weight-decay",
-                0.1,
-                "--no-trust",
+                f"learn robot_project:{target} --index d-trak --out {target}.json --queries learn --k 2 "
+                "--weight-decay 0.1 --no-trust"
             )
         yield folder
 
@@ -88,15 +77,8 @@ def row_of(page, query, name):
 
 
 def test_a_page_with_prompts_marks_and_sets_of_weights(built):
-    options = ["--index", "d-trak", "--out", "page.html", "--top", 4]
-    run(
-        "report robot_project:make",
-        *options,
-        "--weights",
-        "style=make.json",
-        "--weights",
-        "subject=subject.json",
-    )
+    weights = "--weights style=make.json --weights subject=subject.json"
+    run(f"report robot_project:make --index d-trak --out page.html --top 4 {weights}")
     page = Path("page.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)  # one file, nothing beside it
     setup = Recipe("robot_project:make").make()

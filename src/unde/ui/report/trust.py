@@ -140,7 +140,8 @@ FEW = (
 def verdict(weights: Weights) -> str:
     """The verdict of the guard of self-retrieval on weights, as a sentence; empty without one.
 
-    >>> verdict(Weights.uniform(["a"])), verdict(Weights(torch.ones(1), ["a"], [], {"confirmed": True}))
+    >>> from dataclasses import replace
+    >>> verdict(Weights.uniform(["a"])), verdict(replace(Weights.uniform(["a"]), provenance={"confirmed": True}))
     ('', 'The guard of self-retrieval confirmed these weights.')
     """
     p = weights.provenance
