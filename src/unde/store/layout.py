@@ -85,15 +85,6 @@ _FILES = re.compile(
 )
 
 
-def format_table() -> str:
-    """The entries as a Markdown table."""
-    names = (f"{e.name}/" if "." not in e.name else e.name for e in ENTRIES)
-    rows = [f"| `{name}` | {e.holds} | {e.writer} | {e.deleted} |" for name, e in zip(names, ENTRIES)]
-    return "\n".join(
-        ["| name | what it holds | who writes it | if it is deleted |", "|---|---|---|---|", *rows]
-    )
-
-
 def repair_advice(name: str) -> str:
     """What to do about a damaged file, by its entry.
 

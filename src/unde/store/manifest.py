@@ -230,8 +230,7 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("resolved", "changes")}
-        out["resolved"] = self.resolved.as_dict()
+        out = request_fields(self) | {"resolved": self.resolved.as_dict()}
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:
