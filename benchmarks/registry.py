@@ -19,7 +19,9 @@ from unde.errors import unknown
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-MODULES = ("language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks")
+MODULES = (
+    "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "switches",
+)  # fmt: skip
 CHECKED = (
     "features.resnet",
     "features.vit",
