@@ -18,6 +18,14 @@ from unde.data import Rows
 from unde.tasks import CausalLM, Classification, Task
 
 
+class Waves(Task):
+    """A loss in which every output entry counts, each differently."""
+
+    def loss(self, model, batch):
+        out = model(batch[0]).flatten(1)
+        return (out.sin() * torch.arange(1, out.shape[1] + 1, dtype=out.dtype).cos()).sum(1)
+
+
 @dataclass(frozen=True)
 class Case:
     """`ways` maps a regular expression to the ways (one, or several with "|") that the parameters

@@ -51,6 +51,18 @@ def ways(units, coverage):
     return {name: w[0] for name, w in found.items()}
 
 
+def check(model, task, rows, projection="none", tolerance=1e-10, batch_size=5, *, seed=0, truth=None):
+    """Features of all rows are the gradients of single examples, projected. Returns the way of each parameter, and the
+    coverage."""
+    truth = slow_gradients(model, task, rows) if truth is None else truth
+    units, coverage = plan(model, task, rows, projection, seed)
+    features = collect(model, task, rows, units, coverage, batch_size)
+    assert_features(
+        features, {u.name: explicit(u.projection, truth[u.name]) for u in units}, units, tolerance
+    )
+    return ways(units, coverage), coverage
+
+
 def explicit(projection, gradient):
     """The projection of whole gradients (N, *shape), written out with its matrices, one example at a time."""
     rows = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import Case
-from oracles import assert_features, collect, plan, slow_gradients, ways
+from oracles import assert_features, check, collect, plan, slow_gradients, ways
 from unde import Groups, Index, UndeError, methods
 from unde.groups import trainable
 from zoo import BY_NAME, assert_rounded, make
@@ -39,29 +39,25 @@ def adapted(name, **options):
     return Case(f"{name}-lora", build, case.data, case.task)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_adapters_alone_are_attributed(name):
-    model, task, rows = make(adapted(name))
-    units, coverage = plan(model, task, rows)
-    assert {u.name for u in units} == {n for n, _ in model.named_parameters() if "lora_" in n}
-    assert set(ways(units, coverage).values()) == {"hook"}
-    features = collect(model, task, rows, units, coverage, batch_size=5)
-    assert_features(features, slow_gradients(model, task, rows), units, 1e-10)
+OPTIONS = [
+    {"lora_dropout": 0.3},
+    {"use_rslora": True},
+    {"bias": "lora_only"},
+    {"modules_to_save": ["lm_head"]},
+]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"lora_dropout": 0.3}, {"use_rslora": True}, {"bias": "lora_only"}, {"modules_to_save": ["lm_head"]}],
-    ids=lambda o: next(iter(o)),
+    ("name", "options"), [*((name, {}) for name in LAYERS), *(("qwen3", options) for options in OPTIONS)]
 )
-def test_options_of_adapters(options):
-    """Dropout is off, as everywhere; what else is trained is attributed too."""
-    model, task, rows = make(adapted("qwen3", **options))
-    units, coverage = plan(model, task, rows)
-    assert set(ways(units, coverage).values()) == {"hook"}
-    assert any("lm_head" in u.name for u in units) == ("modules_to_save" in options)
-    features = collect(model, task, rows, units, coverage, batch_size=5)
-    assert_features(features, slow_gradients(model, task, rows), units, 1e-10)
+def test_adapters_are_attributed(name, options):
+    """Alone; dropout is off, as everywhere; what else is trained is attributed too."""
+    model, task, rows = make(adapted(name, **options))
+    found, _ = check(model, task, rows)
+    assert set(found.values()) == {"hook"}
+    if not options:
+        assert set(found) == {n for n, _ in model.named_parameters() if "lora_" in n}
+    assert any("lm_head" in n for n in found) == ("modules_to_save" in options)
 
 
 def test_adapters_in_float32_on_a_base_in_bfloat16():
@@ -87,16 +83,8 @@ def test_adapters_as_groups(tmp_path):
     assert all(re.search(r"lora_[AB]\.default$", name) for name in by_layer.names)
     groups = Groups.by_pattern(model, {"down": "lora_A", "up": "lora_B"})
     assert len(groups.members["down"]) == len(groups.members["up"]) == 8
-    index = Index.build(
-        model,
-        task,
-        rows.data,
-        tmp_path / "i",
-        method=methods.TracIn(projection="none"),
-        groups=groups,
-        batch_size=3,
-        progress=False,
-    )
+    options = {"method": methods.TracIn(projection="none"), "batch_size": 3, "progress": False}
+    index = Index.build(model, task, rows.data, tmp_path / "i", groups=groups, **options)
     found = index.score(rows.data[:2]).by_group()  # (2, N, 2)
     truth = {n: g.flatten(1) for n, g in slow_gradients(model, task, rows).items()}
     for j, members in enumerate(groups.members.values()):
@@ -104,7 +92,7 @@ def test_adapters_as_groups(tmp_path):
         torch.testing.assert_close(found[..., j], g[:2] @ g.T, rtol=1e-4, atol=1e-6)
 
 
-def frozen_by_config():
+def frozen_by_config(folder):
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], inference_mode=True)
     return peft.get_peft_model(BY_NAME["llama"].model(), config)
 
@@ -115,9 +103,9 @@ def loaded_for_inference(folder, **options):
     return peft.PeftModel.from_pretrained(BY_NAME["llama"].model(), folder, **options)
 
 
-@pytest.mark.parametrize("how", ["inference_mode", "loaded"])
-def test_adapters_that_are_not_trainable(tmp_path, how):
-    model = frozen_by_config() if how == "inference_mode" else loaded_for_inference(tmp_path)
+@pytest.mark.parametrize("load", [frozen_by_config, loaded_for_inference])
+def test_adapters_that_are_not_trainable(tmp_path, load):
+    model = load(tmp_path)
     message = r"4 adapter parameters \('base_model.*lora_A.* frozen for inference.*is_trainable=True"
     for make_groups in (trainable, Groups.by_layer, Groups.by_tensor):
         with pytest.raises(UndeError, match=message):
@@ -135,21 +123,13 @@ def test_adapters_loaded_as_the_error_says(tmp_path):
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("case", [BY_NAME["gpt2-tied"], BY_NAME["llama"], adapted("llama")], ids=str)
 def test_gradient_checkpointing(case, reentrant):
-    """It is off in eval mode, in which features are taken: the numbers are the same, and so is the model after."""
+    """It is off in eval mode, in which features are taken: it costs nothing, the numbers are the same, and so is the
+    model after."""
     model, task, rows = make(case)
     truth = slow_gradients(model, task, rows)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.train()
-    units, coverage = plan(model, task, rows)
-    features = collect(model, task, rows, units, coverage, batch_size=5)
-    assert_features(features, truth, units, 1e-10)
+    found, _ = check(model, task, rows, truth=truth)
+    assert set(found.values()) == {"hook"}
     assert model.training
     assert model.is_gradient_checkpointing
-
-
-@pytest.mark.parametrize("case", [BY_NAME["gpt2-tied"], BY_NAME["llama"], adapted("llama")], ids=str)
-def test_gradient_checkpointing_costs_nothing(case):
-    model, task, rows = make(case)
-    model.gradient_checkpointing_enable()
-    units, coverage = plan(model, task, rows)
-    assert set(ways(units, coverage).values()) == {"hook"}

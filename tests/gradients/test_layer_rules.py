@@ -3,53 +3,29 @@
 Each layer is tried behind another one, and first in a model, where its input needs no gradient.
 """
 
+from functools import partial
+from importlib import import_module
+
 import pytest
 import torch
 from torch import nn
 
-from cases import randomized
-from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
+from cases import Waves, randomized
+from oracles import TOLERANCE, check
 from unde.data import Rows
 from unde.gradients.layers import conv
-from unde.tasks import Task
+
+# Of arguments, a function that makes the layer.
+conv1d, conv2d, conv3d = (partial(partial, layer) for layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
-class Waves(Task):
-    """A loss in which every output entry counts, each differently."""
-
-    def loss(self, model, batch):
-        out = model(batch[0]).flatten(1)
-        return (out.sin() * torch.arange(1, out.shape[1] + 1, dtype=out.dtype).cos()).sum(1)
+def from_transformers(module, name, *args, **options):
+    return lambda: getattr(import_module(f"transformers.{module}"), name)(*args, **options)
 
 
-def conv1d(*args, **options):
-    return lambda: nn.Conv1d(*args, **options)
-
-
-def conv2d(*args, **options):
-    return lambda: nn.Conv2d(*args, **options)
-
-
-def conv3d(*args, **options):
-    return lambda: nn.Conv3d(*args, **options)
-
-
-def hugging_face_conv1d():
-    from transformers.pytorch_utils import Conv1D
-
-    return Conv1D(7, 5)
-
-
-def llama_rms_norm():
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    return LlamaRMSNorm(9, eps=1e-3)
-
-
-def t5_layer_norm():
-    from transformers.models.t5.modeling_t5 import T5LayerNorm
-
-    return T5LayerNorm(9, eps=1e-3)
+hugging_face_conv1d = from_transformers("pytorch_utils", "Conv1D", 7, 5)
+llama_rms_norm = from_transformers("models.llama.modeling_llama", "LlamaRMSNorm", 9, eps=1e-3)
+t5_layer_norm = from_transformers("models.t5.modeling_t5", "T5LayerNorm", 9, eps=1e-3)
 
 
 class CountsFromOne(nn.Module):
@@ -144,36 +120,29 @@ def build(layer, shape, behind, dtype, examples=5):
     return model, Waves(), Rows((torch.randn(examples, *shape, dtype=dtype),))
 
 
-def check(model, task, rows, projection, tolerance):
-    truth = slow_gradients(model, task, rows)
-    units, coverage = plan(model, task, rows, projection)
-    assert set(ways(units, coverage).values()) == {"hook"}
-    features = collect(model, task, rows, units, coverage, batch_size=len(rows))
-    assert_features(
-        features, {u.name: explicit(u.projection, truth[u.name]) for u in units}, units, tolerance
-    )
+def check_hooked(model, task, rows, projection, tolerance):
+    found, _ = check(model, task, rows, projection, tolerance, len(rows))
+    assert set(found.values()) == {"hook"}
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name, projection):
     for behind in (True, False) if projection in ("none", "kron(2)") else (True,):
-        model, task, rows = build(*LAYERS[name], behind, torch.float64)
-        check(model, task, rows, projection, 1e-10)
+        check_hooked(*build(*LAYERS[name], behind, torch.float64), projection, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("conv2d")])
 def test_wide_projections_with_channels_last(name, dtype, monkeypatch):
     monkeypatch.setattr(conv, "_WIDE", 1)
-    model, task, rows = build(*LAYERS[name], True, dtype)
-    check(model, task, rows, "kron(2)", 1e-10 if dtype == torch.float64 else TOLERANCE[dtype])
+    tolerance = 1e-10 if dtype == torch.float64 else TOLERANCE[dtype]
+    check_hooked(*build(*LAYERS[name], True, dtype), "kron(2)", tolerance)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_in_single_precision(name):
-    model, task, rows = build(*LAYERS[name], True, torch.float32)
-    check(model, task, rows, "none", TOLERANCE[torch.float32])
+    check_hooked(*build(*LAYERS[name], True, torch.float32), "none", TOLERANCE[torch.float32])
 
 
 EMBEDDINGS = {
@@ -192,11 +161,11 @@ def test_embedding(shape, name, projection):
     model = randomized(nn.Sequential(nn.Embedding(8, 9, **EMBEDDINGS[name]))).double()
     ids = torch.randint(8, (5, *shape))
     ids[3:] = torch.tensor([2, 7]).view(2, *[1] * len(shape))  # two examples of nothing but padding
-    check(model, Waves(), Rows((ids,)), projection, 1e-10)
+    check_hooked(model, Waves(), Rows((ids,)), projection, 1e-10)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_an_embedding_that_does_more(projection):
     torch.manual_seed(0)
     model = randomized(nn.Sequential(Doubled(8, 9))).double()
-    check(model, Waves(), Rows((torch.randint(8, (5, 6)),)), projection, 1e-10)
+    check_hooked(model, Waves(), Rows((torch.randint(8, (5, 6)),)), projection, 1e-10)

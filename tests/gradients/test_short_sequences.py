@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from oracles import assert_features, collect, plan, slow_gradients, ways
+from oracles import assert_features, check, plan, slow_gradients
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.gradients import make_units
@@ -55,24 +55,22 @@ def texts(n=7, length=LONG):
 
 
 def test_few_passes_have_whole_texts():
+    """And what short texts set in a model is gone."""
     model = Reads()
     plan(model, CausalLM(), texts())
     whole = [shape for shape in model.seen if shape[1] == LONG]
     assert whole == [(1, LONG), (2, LONG)]  # one with autograd, two through the collector
     assert len(model.seen) > len(whole) and {shape[1] for shape in model.seen} == {LONG, SHORT}
+    assert model.kind == "whole"
 
 
 @pytest.mark.parametrize("long", ["", "turned", "parameter"])
 def test_features_are_those_of_autograd(long):
     """Where short texts tell something else, whole ones decide."""
-    model, rows = Reads(long), texts()
-    units, coverage = plan(model, CausalLM(), rows)
-    found = ways(units, coverage)
+    found, coverage = check(Reads(long), CausalLM(), texts(), batch_size=4)
     assert found == dict.fromkeys(found, "hook") | {"far": "expanded"}
     layouts = {use.name: use.layout for use in coverage.modules}
     assert layouts["mix"] == ("second" if long == "turned" else "front")
-    features = collect(model, CausalLM(), rows, units, coverage, 4)
-    assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-10)
 
 
 def test_texts_that_meet_each_other_when_they_are_long_are_refused():
@@ -80,21 +78,11 @@ def test_texts_that_meet_each_other_when_they_are_long_are_refused():
         plan(Reads("mixed"), CausalLM(), texts())
 
 
-def test_what_short_texts_set_in_a_model_is_gone():
-    model = Reads()
-    plan(model, CausalLM(), texts())
-    assert any(shape[1] == SHORT for shape in model.seen)
-    assert model.kind == "whole"
-
-
 def test_one_text_and_texts_of_many_lengths():
     for lengths in ([LONG], [40, 3, 36, 5, 9]):
         torch.manual_seed(2)
         data = [{"input_ids": torch.randint(VOCABULARY, (n,))} for n in lengths]
-        model, rows = Reads().float(), Rows(data, CausalLM().collate)
-        units, coverage = plan(model, CausalLM(), rows)
-        features = collect(model, CausalLM(), rows, units, coverage, 1)
-        assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-4)
+        check(Reads().float(), CausalLM(), Rows(data, CausalLM().collate), "none", 1e-4, batch_size=1)
 
 
 def test_the_probe_and_the_cost_of_a_pass_are_those_of_the_check(tmp_path):

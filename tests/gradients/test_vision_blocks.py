@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cases import randomized
-from oracles import assert_features, collect, plan, slow_gradients, ways
+from oracles import check, slow_gradients
 from unde.data import Rows
 from unde.tasks import Classification
 
@@ -178,14 +178,15 @@ MODELS = {
 def test_equal_to_gradients_of_single_examples(name):
     build, others = MODELS[name]
     torch.manual_seed(0)
+    model, rows = (
+        randomized(build()).double(),
+        Rows((torch.randn(7, 3, 8, 8).double(), torch.randint(3, (7,)))),
+    )
+    truth = slow_gradients(model.eval(), Classification(), rows)
     # as after training: features are taken in evaluation all the same
-    model = randomized(build()).double().train()
-    rows = Rows((torch.randn(7, 3, 8, 8).double(), torch.randint(3, (7,))))
-    units, coverage = plan(model, Classification(), rows)
-    for parameter, way in ways(units, coverage).items():
+    found, _ = check(model.train(), Classification(), rows, truth=truth)
+    for parameter, way in found.items():
         assert way == others.get(parameter.rpartition(".")[2], "hook"), f"{parameter}: {way}"
-    features = collect(model, Classification(), rows, units, coverage, batch_size=5)
-    assert_features(features, slow_gradients(model.eval(), Classification(), rows), units, 1e-10)
 
 
 class Switched(nn.Module):
@@ -204,7 +205,5 @@ def test_lookalikes_go_another_way(how):
     torch.manual_seed(0)
     model = randomized(nn.Sequential(nn.Linear(5, 5), Switched(how), nn.Linear(5, 3))).double()
     rows = Rows((torch.randn(6, 5).double(), torch.randint(3, (6,))))
-    units, coverage = plan(model, Classification(), rows)
-    assert ways(units, coverage)["1.weight"] != "hook"
-    features = collect(model, Classification(), rows, units, coverage, batch_size=4)
-    assert_features(features, slow_gradients(model, Classification(), rows), units, 1e-10)
+    found, _ = check(model, Classification(), rows, batch_size=4)
+    assert found["1.weight"] != "hook"

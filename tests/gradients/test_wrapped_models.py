@@ -7,7 +7,7 @@ import torch
 
 import models
 from cases import randomized
-from oracles import TOLERANCE, assert_features, collect, plan, slow_gradients, ways
+from oracles import check, slow_gradients
 from unde import Groups, Index
 from unde.data import Rows
 from unde.methods import TracIn
@@ -41,10 +41,8 @@ def test_compiled_parts_run_as_they_were_written():
     truth = slow_gradients(model, task, rows)
     for layer in model.model.layers:
         layer.compile(backend=broken_compiler)
-    units, coverage = plan(model, task, rows)
-    assert set(ways(units, coverage).values()) == {"hook"}
-    features = collect(model, task, rows, units, coverage, batch_size=5)
-    assert_features(features, truth, units, TOLERANCE[torch.float64])
+    found, _ = check(model, task, rows, truth=truth)
+    assert set(found.values()) == {"hook"}
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -57,11 +55,8 @@ def test_dispatched_models(split):
     places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
     accelerate.dispatch_model(model, places if split else {"": "cpu"}, main_device="cpu", force_hooks=True)
     assert hasattr(model.lm_head if split else model, "_hf_hook")
-    units, coverage = plan(model, task, rows)
-    assert set(ways(units, coverage).values()) == {"hook"}
-    assert_features(
-        collect(model, task, rows, units, coverage, batch_size=5), truth, units, TOLERANCE[torch.float64]
-    )
+    found, _ = check(model, task, rows, truth=truth)
+    assert set(found.values()) == {"hook"}
 
 
 def quantised_llama():
@@ -72,12 +67,9 @@ def quantised_llama():
     base = randomized(models.llama()).eval()
     quantization.quantize_(base, quantization.Int8WeightOnlyConfig())
     exact = randomized(models.llama()).eval()
-    exact.load_state_dict(
-        {
-            k: v.dequantize() if hasattr(v, "dequantize") and type(v) is not torch.Tensor else v
-            for k, v in base.state_dict().items()
-        }
-    )
+    weights = base.state_dict().items()
+    packed = {k: hasattr(v, "dequantize") and type(v) is not torch.Tensor for k, v in weights}
+    exact.load_state_dict({k: v.dequantize() if packed[k] else v for k, v in weights})
     torch.manual_seed(1)
     exact = peft.get_peft_model(exact, config)
     for n, p in exact.named_parameters():
@@ -98,13 +90,11 @@ def test_adapters_on_a_quantised_base(tmp_path):
     task = CausalLM()
     rows = Rows(data, task.collate)
     truth = {n: g for n, g in slow_gradients(exact, task, rows).items() if "lora_" in n}
-    units, coverage = plan(quantised, task, rows)
-    assert {u.name for u in units} == set(truth)
-    assert set(ways(units, coverage).values()) == {"hook"}
-    features = collect(quantised, task, rows, units, coverage, batch_size=4)
-    assert_features(features, truth, units, 1e-3)  # int8 products are rounded in another order
+    # int8 products are rounded in another order
+    found, _ = check(quantised, task, rows, "none", 1e-3, batch_size=4, truth=truth)
+    assert set(found) == set(truth) and set(found.values()) == {"hook"}
     index = Index.build(
         quantised, task, data, tmp_path / "i", method=TracIn(projection="none"), progress=False
     )
-    g = torch.cat([truth[u.name].flatten(1) for u in units], 1)
+    g = torch.cat([truth[n].flatten(1) for n in found], 1)
     torch.testing.assert_close(index.score(data[:2]).total(), g[:2] @ g.T, rtol=1e-2, atol=1e-4)
