@@ -1,6 +1,6 @@
 """A model, data and an index so small that every test can afford its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,38 @@ def net(seed: int = 0) -> nn.Module:
 def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, FEATURES, generator=g), torch.randint(CLASSES, (n,), generator=g)
+
+
+def states(*seeds: int) -> list[dict[str, Tensor]]:
+    """Checkpoints of the model."""
+    return [net(seed).state_dict() for seed in seeds]
+
+
+class Watched(Classification):
+    """The task, but for a look at each batch before its loss."""
+
+    def __init__(self, look: Callable[[Any], object]) -> None:
+        self._look = look
+
+    def identity(self) -> dict[str, Any]:
+        return Classification().identity()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self._look(batch)
+        return super().loss(model, batch)
+
+
+def flip(path: Any, at: int, bit: int = 0) -> None:
+    """Damage one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+def same_factors(a: Index, b: Index, **tolerance: float) -> None:
+    """Assert that the covariances of two indexes are close."""
+    for name, pair in factors(b).items():
+        torch.testing.assert_close(factors(a)[name], pair, **tolerance)
 
 
 def build(

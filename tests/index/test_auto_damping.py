@@ -46,10 +46,8 @@ def test_a_task_of_ones_own_has_the_usual_one(tmp_path):
     class CustomTask(Classification):
         pass
 
-    assert (
-        toy.build(tmp_path / "i", task=CustomTask(), method=EKFAC(projection="none")).method.damping
-        == DEFAULT_DAMPING
-    )
+    index = toy.build(tmp_path / "i", task=CustomTask(), method=EKFAC(projection="none"))
+    assert index.method.damping == DEFAULT_DAMPING
 
 
 @pytest.mark.parametrize("damping", [-1, True, float("nan"), "0.1", "much"])

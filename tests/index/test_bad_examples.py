@@ -53,10 +53,18 @@ def test_the_example_is_named(tmp_path, given, says):
         toy.build(tmp_path / "i", train_data=given)
 
 
-def test_by_the_name_that_it_has(tmp_path):
-    ids = [f"row {i}" for i in range(22)]
-    with pytest.raises(UndeError, match="example 'row 13' has the label 7"):
-        toy.build(tmp_path / "i", train_data=labels(13, 7), ids=ids)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"train_data": labels(13, 7), "ids": [f"row {i}" for i in range(22)]}, "'row 13' has the label 7"),
+        ({"num_workers": -1}, "num_workers is -1: expected 0"),
+        ({"ids": ["a\ud800", *map(str, range(21))]}, r"the id 'a\\ud800' holds half of a character"),
+    ],
+    ids=["by its name", "workers", "halves of characters"],
+)
+def test_options_that_are_refused(tmp_path, options, says):
+    with pytest.raises(UndeError, match=says):
+        toy.build(tmp_path / "i", **options)
 
 
 def test_workers_tell_the_same_without_their_traceback(tmp_path):
@@ -88,18 +96,8 @@ def test_errors_that_no_example_is_to_blame_for_stay_what_they_are(tmp_path):
         toy.build(tmp_path / "i", task=Tired())
 
 
-def test_negative_workers(tmp_path):
-    with pytest.raises(UndeError, match="num_workers is -1: expected 0"):
-        toy.build(tmp_path / "i", num_workers=-1)
-
-
-def test_halves_of_characters(tmp_path):
-    with pytest.raises(UndeError, match=r"the id 'a\\ud800' holds half of a character"):
-        toy.build(tmp_path / "i", ids=["a\ud800", *map(str, range(21))])
+def test_names_and_texts_of_any_characters(tmp_path):
     toy.build(tmp_path / "j", ids=["日本", "é", *map(str, range(20))])
-
-
-def test_examples_with_halves_of_characters_have_digests():
     assert len({*Rows([{"t": "a\ud800"}, {"t": "a\udc00"}, {"t": "a"}]).digests()}) == 3
 
 

@@ -13,7 +13,6 @@ import pytest
 import toy
 from unde import Index, UndeError
 from unde.evaluate import Bank
-from unde.methods import TracIn
 from unde.parallel import Processes
 
 
@@ -48,9 +47,8 @@ def test_workers_that_are_killed_at_random(tmp_path):
     """Whoever dies, the build ends by itself in the bytes of a serial one."""
     whole = toy.content(toy.build(tmp_path / "serial", 60, pass_size=1, shard_passes=2).folder)
     with killing(12, lambda: list((tmp_path / "i" / "shards").glob("*"))) as killed:
-        toy.build(
-            tmp_path / "i", 60, pass_size=1, shard_passes=2, executor=Processes(2), recipe="projects:slower"
-        )  # fmt: skip
+        options = {"executor": Processes(2), "recipe": "projects:slower"}
+        toy.build(tmp_path / "i", 60, pass_size=1, shard_passes=2, **options)
     assert len(killed) >= 10
     assert toy.content(tmp_path / "i") == whole
 
@@ -81,28 +79,27 @@ def test_a_model_object_asks_for_a_recipe(tmp_path):
     toy.build(tmp_path / "i")  # settled, and gone on with in this process
 
 
-def test_a_shard_that_always_fails_is_named(tmp_path):
-    with pytest.raises(
-        UndeError, match=r"(?s)shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
-    ) as e:
-        toy.build(
-            tmp_path / "i",
-            task=projects.Unlucky(),
-            method=TracIn(projection="none"),
-            executor="processes:2",
-            recipe="projects:unlucky",
-        )
-    assert "All others are done" in str(e.value)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"task": projects.Unlucky(), "executor": "processes:2", "recipe": "projects:unlucky"},
+            r"shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck.*All others are done",
+        ),
+        (
+            {
+                "train_data": projects.spoilt().train_data,
+                "executor": "processes:1",
+                "recipe": "projects:spoilt",
+            },
+            "shard 1 .*failed .*gradient of example 9 is NaN.*All others are done",
+        ),
+    ],
+    ids=["a pass", "an example"],
+)
+def test_what_always_fails_is_named_and_keeps_nobody_from_the_others(tmp_path, options, said):
+    with pytest.raises(UndeError, match=f"(?s){said}"):
+        toy.build(tmp_path / "i", **options)
     assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2
     with pytest.raises(UndeError, match="1 of 3 shards are missing"):
         Index.open(tmp_path / "i")
-
-
-def test_an_example_that_cannot_be_used_keeps_nobody_from_the_others(tmp_path):
-    x, y = toy.data(22)
-    x[9] = float("nan")
-    with pytest.raises(
-        UndeError, match=r"(?s)shard 1 .*failed .*gradient of example 9 is NaN.*All others are done"
-    ):
-        toy.build(tmp_path / "i", train_data=(x, y), executor="processes:1", recipe="projects:spoilt")
-    assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2

@@ -66,13 +66,11 @@ def test_predictions_are_sums_of_scores_over_subsets(index, method):
 
 
 def test_predictions_of_the_last_checkpoint_are_those_of_its_scores(tmp_path):
-    states = [toy.net(seed).state_dict() for seed in range(3)]
     built = partial(toy.build, n=N, method=TRAK(projection="none"))
-    several = built(tmp_path / "all", checkpoints=states)
+    several = built(tmp_path / "all", checkpoints=toy.states(0, 1, 2))
     alone = built(tmp_path / "last", model=toy.net(2))
-    scores = several._state.scorer.scores(
-        several.method, several.features(QUERIES).features, [""] * len(QUERIES[0]), last_checkpoint=True
-    )
+    features = several.features(QUERIES).features
+    scores = several._state.scorer.scores(several.method, features, [""] * 30, last_checkpoint=True)
     torch.testing.assert_close(3 * scores.total(), alone.score(QUERIES).total(), rtol=1e-4, atol=1e-6)
     setting = Setting(several.method, last_checkpoint=True)
     predictor = Predictor(several._state.scorer, scores.queries, scores.query_digests, masks())
@@ -147,18 +145,12 @@ def test_weights_of_a_calibration_are_used_unless_others_are_named(index):
     scores = index.score(toy.data(3, seed=9))
     torch.testing.assert_close(scores.total(), scores.total(weights.values))
     assert torch.equal(scores.top(4).indices, scores.top(4, weights.values).indices)
-    assert not torch.allclose(scores.total(), scores.total(torch.ones(len(values))))
-    named = index.score(toy.data(3, seed=9), made.method)
-    torch.testing.assert_close(named.total(), scores.total(torch.ones(len(values))))
-    both = unde.evaluate.compare(
-        scores, weights, masks(12), np.random.default_rng(0).random((12, 3)), bootstrap=0
-    )
-    assert (
-        both.unweighted.mean
-        == unde.evaluate.lds(
-            scores.total(torch.ones(len(values))), masks(12), np.random.default_rng(0).random((12, 3))
-        ).mean
-    )
+    plain = scores.total(torch.ones(len(values)))
+    assert not torch.allclose(scores.total(), plain)
+    torch.testing.assert_close(index.score(toy.data(3, seed=9), made.method).total(), plain)
+    bank = masks(12), np.random.default_rng(0).random((12, 3))
+    both = unde.evaluate.compare(scores, weights, *bank, bootstrap=0)
+    assert both.unweighted.mean == unde.evaluate.lds(plain, *bank).mean
     assert scores.regroup({"all": list(index.groups.names)}).default_weights is None
 
 
@@ -199,9 +191,7 @@ def test_halves_are_kept_and_more_can_be_added(index):
 def test_a_damaged_half_is_named_and_trained_again(index):
     index.calibrate(Counting(), QUERIES, halves=4, baselines=False)
     part = sorted((index.folder / layout.CALIBRATION_HALVES).rglob("model-*.safetensors"))[2]
-    content = bytearray(part.read_bytes())
-    content[-1] ^= 1
-    part.write_bytes(content)
+    toy.flip(part, -1)
     [problem] = index.verify().problems
     assert problem.name.endswith(part.name) and "next calibration trains them again" in problem.advice
     again = Counting()
@@ -235,17 +225,12 @@ def minutes():
 
 
 def test_the_budget_ends_the_training_between_models(index, monkeypatch):
+    options = {"halves": 16, "baselines": False}
     monkeypatch.setattr(module, "time", minutes())
-    made = index.calibrate(Counting(), QUERIES, halves=16, budget="8min", baselines=False)
-    assert 4 <= made.halves < 16
-
-
-def test_a_budget_too_short_for_four_halves(index, monkeypatch):
+    with pytest.raises(UndeError, match=r"3 min is too short for 4 halves.*models that are trained are kept"):
+        index.calibrate(Counting(), QUERIES, budget="3min", **options)
     monkeypatch.setattr(module, "time", minutes())
-    with pytest.raises(
-        UndeError, match=r"budget of 3 min is too short for 4 halves.*models that are trained are kept"
-    ):
-        index.calibrate(Counting(), QUERIES, halves=16, budget="3min", baselines=False)
+    assert 4 <= index.calibrate(Counting(), toy.data(30, seed=6), budget="8min", **options).halves < 16
 
 
 def test_it_stops_early_when_the_choice_is_sure(index, monkeypatch):
@@ -283,11 +268,10 @@ def test_a_bank_of_the_same_queries_trains_nothing(index):
 
 
 def test_processes_train_halves(index, tmp_path):
-    made = index.calibrate(importable_training, QUERIES, halves=4, executor="processes:2", baselines=False)
-    twin = toy.build(
-        tmp_path / "twin", N, model=index.model, method=EKFAC(projection="none", fisher="sampled")
-    )
-    here = twin.calibrate(importable_training, QUERIES, halves=4, baselines=False)
+    options = {"halves": 4, "baselines": False}
+    made = index.calibrate(importable_training, QUERIES, executor="processes:2", **options)
+    twin = toy.build(tmp_path / "twin", N, model=index.model, method=index.method)
+    here = twin.calibrate(importable_training, QUERIES, **options)
     assert made.halves == here.halves == 4 and made.expected.mean == here.expected.mean
 
 

@@ -91,10 +91,9 @@ def test_asking_is_free(index, weights):
     """About training examples, weighted and not; themselves with weights that come from training examples."""
     scores = index.score(TRAIN)
     assert scores.top(1).indices.shape == (22, 1)
-    assert torch.equal(scores.total(weights), scores.total(weights.values))
+    total = scores.total(weights)
+    assert torch.equal(total, scores.total(weights.values))
     own = replace(weights, query_digests=scores.query_digests)
-    torch.testing.assert_close(
-        index.self_influence(own), scores.total(weights).diagonal(), rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(index.self_influence(own), total.diagonal(), rtol=1e-4, atol=1e-6)
     with pytest.raises(UndeError, match="learned on 22 of these 22"):
         scores.total(own)

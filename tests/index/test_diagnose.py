@@ -79,38 +79,30 @@ def test_pieces_of_a_query_are_zero_together(tmp_path):
 
 
 def test_a_model_that_fitted_is_not_told_of(tmp_path):
-    model, data = fitted()
-    index = toy.build(tmp_path / "i", model=model, train_data=data, method=TRAK(projection="none"))
-    assert index.diagnose() == []
+    """One fitted checkpoint is enough, and losses of the user are not judged."""
 
-
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_a_model_that_fitted_nothing_is_told_of(tmp_path, checkpoints):
-    _, data = fitted(steps=0)
-    states = [toy.net(s).state_dict() for s in (1, 2)] if checkpoints else None
-    index = toy.build(tmp_path / "i", train_data=data, checkpoints=states)
-    loss = min(float(toy.stored(index).values("loss", c).mean()) for c in range(1 + checkpoints))
-    assert loss > 2 / 3 * math.log(3)
-    [said] = index.diagnose()
-    assert f"the mean training loss is {loss:.2f}, a uniform guess among 3 outcomes has 1.10" in said
-
-
-def test_one_fitted_checkpoint_is_enough(tmp_path):
-    model, data = fitted()
-    states = [toy.net(1).state_dict(), model.state_dict()]
-    assert toy.build(tmp_path / "i", model=model, train_data=data, checkpoints=states).diagnose() == []
-
-
-def test_losses_of_the_user_are_not_judged(tmp_path):
     class Scaled(Classification):
         def loss(self, model, batch):
             return 9 * super().loss(model, batch)
 
     model, data = fitted()
-    assert toy.build(tmp_path / "i", model=model, train_data=data, task=Scaled()).diagnose() == []
-    assert (
-        toy.build(tmp_path / "j", task=Hinge(), train_data=data, model=nn.Linear(5, 1)).diagnose() is not None
-    )
+    states = [*toy.states(1), model.state_dict()]
+    trak = TRAK(projection="none")
+    for i, options in enumerate(({"method": trak}, {"checkpoints": states}, {"task": Scaled()})):
+        assert toy.build(tmp_path / str(i), model=model, train_data=data, **options).diagnose() == []
+    hinge = toy.build(tmp_path / "hinge", task=Hinge(), train_data=data, model=nn.Linear(5, 1))
+    assert hinge.diagnose() is not None
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_model_that_fitted_nothing_is_told_of(tmp_path, checkpoints):
+    _, data = fitted(steps=0)
+    states = toy.states(1, 2) if checkpoints else None
+    index = toy.build(tmp_path / "i", train_data=data, checkpoints=states)
+    loss = min(float(toy.stored(index).values("loss", c).mean()) for c in range(1 + checkpoints))
+    assert loss > 2 / 3 * math.log(3)
+    [said] = index.diagnose()
+    assert f"the mean training loss is {loss:.2f}, a uniform guess among 3 outcomes has 1.10" in said
 
 
 def test_without_a_model_nothing_is_said_of_it(tmp_path):

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 import toy
 from unde import Index, UndeError
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.projection import Projection
 from unde.tasks import CausalLM, Classification
 
 
@@ -35,8 +36,6 @@ def close(got, want, tolerance=2e-4):
 def test_projected_covariances_and_features(tmp_path):
     """A, G are covariances of projected inputs and output gradients."""
     index = toy.build(tmp_path / "i", method=EKFAC(projection="kron(2)"))
-    from unde.projection import Projection
-
     inputs, outputs = passes(toy.net(), Classification(), toy.data(22))
     for layer in ("0", "2"):
         name = f"{layer}.weight"
@@ -83,9 +82,7 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
     method = EKFAC(projection="kron(2)")
     skipped = toy.build(tmp_path / "bad", train_data=(x_bad, y), method=method, on_bad="skip")
     without = toy.build(tmp_path / "good", train_data=(x[keep], y[keep]), method=method)
-    for name, pair in toy.factors(without).items():
-        for a, b in zip(toy.factors(skipped)[name], pair):
-            assert_close(a, b, rtol=1e-5, atol=1e-7)
+    toy.same_factors(skipped, without, rtol=1e-5, atol=1e-7)
     queries = toy.data(3, seed=3)
     a, b = skipped.score(queries).total()[:, keep], without.score(queries).total()
     close(a / a.norm(), b / b.norm(), 1e-4)  # the mean is over 22 in one and 21 in the other
@@ -94,17 +91,13 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
 def test_padding_is_not_counted(tmp_path):
     """Batches of ragged lengths give the covariances of the sequences alone."""
     model, train = gpt2(), sentences(9)
+    options = {"method": EKFAC(projection="kron(3)"), "progress": False}
     made = {
-        size: Index.build(
-            model, CausalLM(), train, tmp_path / f"{size}", method=EKFAC(projection="kron(3)"), batch_size=size,
-            progress=False,
-        )
+        size: Index.build(model, CausalLM(), train, tmp_path / f"{size}", batch_size=size, **options)
         for size in (1, 9)
-    }  # fmt: skip
+    }
     assert len(toy.factors(made[1])) == 6  # wte, wpe, c_attn, c_proj, c_fc, c_proj
-    for name, pair in toy.factors(made[1]).items():
-        for a, b in zip(pair, toy.factors(made[9])[name]):
-            assert_close(b, a, rtol=1e-4, atol=1e-6)
+    toy.same_factors(made[9], made[1], rtol=1e-4, atol=1e-6)
     queries = sentences(3, seed=1)
     assert_close(made[9].score(queries).total(), made[1].score(queries).total(), rtol=1e-3, atol=1e-4)
 
@@ -114,8 +107,6 @@ def test_an_input_covariance_by_hand(tmp_path):
     model, train = gpt2(), sentences(9)
     options = {"method": EKFAC(projection="kron(3)"), "batch_size": 4, "progress": False}
     index = Index.build(model, CausalLM(), train, tmp_path / "i", **options)
-    from unde.projection import Projection
-
     kept = []
     layer = model.transformer.h[0].mlp.c_fc
     handle = layer.register_forward_hook(lambda _m, args, _o: kept.append(args[0].detach()))
@@ -129,17 +120,18 @@ def test_an_input_covariance_by_hand(tmp_path):
     assert_close(got.float(), x.T @ x, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [LoGRA, EKFAC])
-def test_projections_of_whole_gradients_are_refused(method):
-    with pytest.raises(UndeError, match=r"sjlt\(64\) projects it whole"):
-        method(projection="sjlt(64)")
-
-
-def test_unknown_options_are_refused():
-    with pytest.raises(UndeError, match=r"fisher 'other'"):
-        EKFAC(fisher="other")
-    with pytest.raises(UndeError, match=r"blocks 'layers'"):
-        LoGRA(blocks="layers")
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (LoGRA, {"projection": "sjlt(64)"}, r"sjlt\(64\) projects it whole"),
+        (EKFAC, {"projection": "sjlt(64)"}, r"sjlt\(64\) projects it whole"),
+        (EKFAC, {"fisher": "other"}, r"fisher 'other'"),
+        (LoGRA, {"blocks": "layers"}, r"blocks 'layers'"),
+    ],
+)
+def test_refused_options(method, options, said):
+    with pytest.raises(UndeError, match=said):
+        method(**options)
     assert TracIn().factors is False
 
 
@@ -150,24 +142,17 @@ def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
     layers = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
     config = BertConfig(vocab_size=30, num_labels=2, **layers)
     model = BertForSequenceClassification(config).eval()
-    rows = []
-    for i, length in enumerate((4, 9, 6)):
-        ids = torch.randint(30, (length,), generator=torch.Generator().manual_seed(i))
-        rows.append((ids, length, i % 2))
+    lengths, wholes = (4, 9, 6), []
+    for i, length in enumerate(lengths):
+        wholes.append(torch.randint(30, (length,), generator=torch.Generator().manual_seed(i)))
 
     def padded(width):
-        keep = torch.tensor([[t < length for t in range(width)] for _, length, _ in rows])
-        ids = torch.stack([torch.nn.functional.pad(x, (0, width - len(x))) for x, _, _ in rows])
-        return {
-            "input_ids": ids,
-            "attention_mask": keep.long(),
-            "labels": torch.tensor([y for *_, y in rows]),
-        }
+        ids = torch.stack([torch.nn.functional.pad(x, (0, width - len(x))) for x in wholes])
+        keep = torch.arange(width) < torch.tensor(lengths)[:, None]
+        return {"input_ids": ids, "attention_mask": keep.long(), "labels": torch.tensor([0, 1, 0])}
 
-    method, task = EKFAC(projection="kron(3)"), Classification()
+    options = {"method": EKFAC(projection="kron(3)"), "progress": False}
     short, long = (
-        Index.build(model, task, padded(w), tmp_path / f"{w}", method=method, progress=False) for w in (9, 14)
+        Index.build(model, Classification(), padded(w), tmp_path / f"{w}", **options) for w in (9, 14)
     )
-    for name, pair in toy.factors(short).items():
-        for a, b in zip(pair, toy.factors(long)[name]):
-            assert_close(b, a, rtol=1e-4, atol=1e-5)
+    toy.same_factors(long, short, rtol=1e-4, atol=1e-5)

@@ -30,6 +30,9 @@ def test_scores_of_an_ensemble_are_the_mean_of_its_members(tmp_path, method):
 
 
 def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from unde.cli import app
     from unde.cli.options import ModelOptions
     from unde.cli.project import Project
 
@@ -43,23 +46,14 @@ def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     project = Project(ModelOptions("ensemble_setup:make"))
     assert len(project.checkpoints) == 2 and project.shares == [0.25, 0.75]
-    from typer.testing import CliRunner
-
-    from unde.cli import app
-
     out = tmp_path / "idx"
-    result = CliRunner().invoke(
-        app, ["build", "ensemble_setup:make", "--out", str(out), "--method", "trak", "--projection", "none"]
-    )
+    command = ["build", "ensemble_setup:make", "--out", str(out), "--method", "trak", "--projection", "none"]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     index = project.index(out)
     assert index.manifest.checkpoint_weights == [0.25, 0.75] and index.manifest.terms == 2
-    want = toy.build(
-        tmp_path / "j",
-        method=TRAK(projection="none"),
-        checkpoints=[toy.net(seed).state_dict() for seed in range(2)],
-        checkpoint_weights=[0.25, 0.75],
-    )
+    options = {"checkpoints": toy.states(0, 1), "checkpoint_weights": [0.25, 0.75]}
+    want = toy.build(tmp_path / "j", method=TRAK(projection="none"), **options)
     torch.testing.assert_close(index.score(QUERIES).total(), want.score(QUERIES).total())
 
 

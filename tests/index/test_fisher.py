@@ -43,10 +43,8 @@ def rows_of(fisher):
         labels = Classification().sample_labels(logits.detach(), range(N))
         return toy.gradients(model, Classification(), (train[0], labels)).double()
     p = model(train[0]).softmax(1).detach()
-    each = [
-        toy.gradients(model, Classification(), (train[0], torch.full((N,), c))).double()
-        for c in range(toy.CLASSES)
-    ]
+    labels = [torch.full((N,), c) for c in range(toy.CLASSES)]
+    each = [toy.gradients(model, Classification(), (train[0], y)).double() for y in labels]
     return torch.cat([g * p[:, c : c + 1].sqrt() for c, g in enumerate(each)])
 
 
@@ -175,15 +173,16 @@ def test_expected_is_the_mean_of_sampled_gradients():
     outputs = torch.randn(1, 3, dtype=torch.float64)
     for task in (Classification(), MultiLabel(), Regression()):
         z = outputs.clone().requires_grad_()
-        rows = [
-            torch.autograd.grad(task.fisher_term(z, torch.zeros(1).long(), c).sum(), z)[0][0]
-            for c in range(3)
-        ]
-        want = torch.stack(rows).T @ torch.stack(rows)
+        rows = torch.stack(
+            [
+                torch.autograd.grad(task.fisher_term(z, torch.zeros(1).long(), c).sum(), z)[0][0]
+                for c in range(3)
+            ]
+        )
+        want = rows.T @ rows
         many = outputs.repeat(40_000, 1).requires_grad_()
-        g = torch.autograd.grad(
-            task.compare(many, task.sample_labels(many.detach(), range(40_000))).sum(), many
-        )[0]
+        sampled = task.sample_labels(many.detach(), range(40_000))
+        g = torch.autograd.grad(task.compare(many, sampled).sum(), many)[0]
         torch.testing.assert_close(g.T @ g / len(g), want, rtol=0.05, atol=0.01 * float(want.abs().max()))
 
 
@@ -191,10 +190,8 @@ def test_regression_with_one_output(tmp_path):
     torch.manual_seed(0)
     model, x, y = nn.Linear(4, 1), torch.randn(30, 4), torch.randn(30)
     queries = (torch.randn(3, 4), torch.randn(3))
-    index = Index.build(
-        model, Regression(), (x, y), tmp_path, progress=False,
-        method=TRAK(damping=2.0, relative=False, fisher="true", projection="none"),
-    )  # fmt: skip
+    method = TRAK(damping=2.0, relative=False, fisher="true", projection="none")
+    index = Index.build(model, Regression(), (x, y), tmp_path, progress=False, method=method)
     ones = torch.cat([x, torch.ones(30, 1)], 1)
     errors, asked = 2 * (model(x)[:, 0] - y), 2 * (model(queries[0])[:, 0] - queries[1])
     k = torch.linalg.inv(2 * ones.T @ ones + 2.0 * torch.eye(5))

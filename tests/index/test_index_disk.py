@@ -87,13 +87,10 @@ def test_the_manifest_of_something_else_is_refused(tmp_path, text):
     assert (tmp_path / "manifest.json").read_text() == text
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_places_that_are_no_index(tmp_path):
     (tmp_path / "i").write_text("")
     with pytest.raises(UndeError, match="is a file: an index needs a folder"):
         toy.build(tmp_path / "i")
-
-
-def test_nothing_to_open(tmp_path):
     with pytest.raises(UndeError, match=r"holds no unde index.*Index\.build"):
         Index.open(tmp_path / "nowhere")
 
@@ -116,7 +113,7 @@ def test_nothing_to_open(tmp_path):
         ({"store_dtype": "float16"}, r"store_dtype \('float32' there, 'float16' asked for\)"),
         ({"on_bad": "skip"}, "on_bad"),
         ({"ids": list(range(22))}, "the ids"),
-        ({"checkpoints": [toy.net(1).state_dict()] * 2}, r"the checkpoints \(1 there, 2 asked for\)"),
+        ({"checkpoints": toy.states(1, 1)}, r"the checkpoints \(1 there, 2 asked for\)"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -127,19 +124,37 @@ def test_another_index_in_the_folder_is_refused(tmp_path, other, said):
     assert toy.content(tmp_path / "i") == whole
 
 
-def _hold(folder: Path, ready, seconds: float) -> None:
+def hold(folder: Path, ready) -> None:
     with locked(folder):
         ready.set()
-        time.sleep(seconds)
+        time.sleep(60)
+
+
+def hold_in_a_child(folder: Path, ready) -> None:
+    """As a builder with data workers that is killed: its child has inherited the lock, and ends later."""
+    with locked(folder):
+        if os.fork() == 0:
+            time.sleep(1.0)
+            os._exit(0)
+        ready.set()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_process(target, folder):
+    """One that has the lock by now."""
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    process = fork.Process(target=target, args=(folder, ready))
+    process.start()
+    assert ready.wait(30)
+    return process
 
 
 def test_two_builders_at_once(tmp_path):
     toy.build(tmp_path / "i")
-    fork = multiprocessing.get_context("fork")
-    ready = fork.Event()
-    other = fork.Process(target=_hold, args=(tmp_path / "i", ready, 60))
-    other.start()
-    assert ready.wait(30)
+    with locked(tmp_path / "i"), pytest.raises(UndeError, match="another process is building"):
+        toy.build(tmp_path / "i")
+    other = in_a_process(hold, tmp_path / "i")
     with pytest.raises(UndeError, match="another process is building"):
         toy.build(tmp_path / "i")
     other.kill()
@@ -147,31 +162,9 @@ def test_two_builders_at_once(tmp_path):
     toy.build(tmp_path / "i")  # the lock went with the process
 
 
-def test_two_builders_in_one_process(tmp_path):
-    toy.build(tmp_path / "i")
-    with locked(tmp_path / "i"), pytest.raises(UndeError, match="another process is building"):
-        toy.build(tmp_path / "i")
-    toy.build(tmp_path / "i")
-
-
-def _hold_in_a_child(folder: Path, ready, seconds: float) -> None:
-    """As a builder with data workers that is killed: its child has inherited the lock, and ends later."""
-    with locked(folder):
-        if os.fork() == 0:
-            time.sleep(seconds)
-            os._exit(0)
-        ready.set()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_workers_that_outlive_a_killed_builder_are_waited_for(tmp_path):
     toy.build(tmp_path / "i")
-    fork = multiprocessing.get_context("fork")
-    ready = fork.Event()
-    other = fork.Process(target=_hold_in_a_child, args=(tmp_path / "i", ready, 1.0))
-    other.start()
-    other.join()
-    assert ready.is_set()
+    in_a_process(hold_in_a_child, tmp_path / "i").join()
     started = time.monotonic()
     toy.build(tmp_path / "i")
     assert time.monotonic() - started > 0.3  # it did wait

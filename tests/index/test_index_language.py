@@ -39,9 +39,8 @@ def test_padding_and_batch_mates_change_nothing(tmp_path, name, attention, side)
     together = build(model, rows.data, tmp_path / "8", collate=collate, batch_size=8)
     for index in (alone, together):
         assert_right(index, model, task, rows, 2e-5)  # of qwen3's norms over 4 entries float32 keeps less
-    torch.testing.assert_close(
-        toy.stored(together).values("loss"), toy.stored(alone).values("loss"), rtol=1e-6, atol=0
-    )
+    losses = [toy.stored(index).values("loss") for index in (together, alone)]
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -36,16 +36,12 @@ def test_opened_scores_are_the_built_ones(tmp_path, method, store_dtype):
         assert a.groups == b.groups == ["0", "2"]
 
 
-def test_another_shape_of_model(tmp_path):
+def test_another_model(tmp_path):
     index = toy.build(tmp_path / "i")
     wider = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     refused(r"the model \(parameter '0.weight' has shape \[6, 5\] there, \[7, 5\] in", index, model=wider)
     shorter = nn.Sequential(nn.Linear(5, 6))
     refused(r"the model \(the one given has no parameter '2.weight'\)", index, model=shorter)
-
-
-def test_other_values_of_the_model(tmp_path):
-    index = toy.build(tmp_path / "i")
     refused(r"the model's weights \(same shapes, other values\)", index, model=toy.net(1))
     near = toy.net()
     with torch.no_grad():
@@ -74,16 +70,12 @@ def test_another_task(tmp_path):
     refused(r"setting scale \(2.0 there, 1.0 given\)", scaled, task=Margin())
 
 
-def test_another_group_set(tmp_path):
+def test_other_groups_and_all_differences_at_once(tmp_path):
     index = toy.build(tmp_path / "i")
     toy.reopen(index, groups=Groups.by_layer(toy.net()))
     refused(r"the groups \(2 there, 4 asked for", index, groups=Groups.by_tensor(toy.net()))
     mixed = Groups.by_pattern(toy.net(), {"0": "weight", "2": "bias"})
     refused(r"the groups \('0' is not the same\)", index, groups=mixed)
-
-
-def test_all_differences_are_said_at_once(tmp_path):
-    index = toy.build(tmp_path / "i")
     given = {"model": toy.net(1), "groups": Groups.by_tensor(toy.net()), "train_data": toy.data(9)}
     refused(r"the model's weights .*; the groups .*; the length of the training data \(22", index, **given)
 
@@ -105,7 +97,7 @@ def test_another_version(tmp_path, field, said):
 
 
 def test_checkpoints_have_to_be_given_again(tmp_path):
-    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    states = toy.states(1, 2)
     index = toy.build(tmp_path / "i", checkpoints=states)
     queries = toy.data(3, seed=4)
     same = Index.open(index.folder, model=toy.net(8), task=Classification(), checkpoints=states)
@@ -176,17 +168,12 @@ def test_bad_options(tmp_path, option, said):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_a_model_with_nothing_to_train(tmp_path):
-    with pytest.raises(UndeError, match="no trainable parameter"):
-        toy.build(tmp_path / "i", model=toy.net().requires_grad_(False))
-
-
-def test_a_scalar_loss(tmp_path):
+def test_nothing_to_train_and_a_scalar_loss(tmp_path):
     class Mean(Classification):
         def loss(self, model, batch):
             return super().loss(model, batch).mean()
 
-    with pytest.raises(
-        UndeError, match=r"gave a scalar for a batch of .*: expected one value for each example"
-    ):
+    with pytest.raises(UndeError, match="no trainable parameter"):
+        toy.build(tmp_path / "i", model=toy.net().requires_grad_(False))
+    with pytest.raises(UndeError, match=r"a scalar for a batch of .*: expected one value for each example"):
         toy.build(tmp_path / "i", task=Mean())

@@ -10,7 +10,6 @@ from rich.console import Console
 from torch import nn
 
 import toy
-import unde
 from unde import console
 
 
@@ -32,13 +31,8 @@ def test_bytes_are_predicted(tmp_path, capsys, dtype, checkpoints):
 
 def test_the_plan_comes_first(tmp_path, capsys):
     seen = []
-
-    class Watched(unde.tasks.Classification):
-        def loss(self, model, batch):
-            seen.append((len(batch[0]), said(capsys)))
-            return super().loss(model, batch)
-
-    toy.build(tmp_path / "i", task=Watched(), progress=True, method="trak")
+    task = toy.Watched(lambda batch: seen.append((len(batch[0]), said(capsys))))
+    toy.build(tmp_path / "i", task=task, progress=True, method="trak")
     first = [i for i, (size, _) in enumerate(seen) if size == 4][1]  # passes of 4, after one that was tried
     before = "".join(text for _, text in seen[: first + 1])
     assert "22 examples × 57 features (4 parameters in 2 groups)" in before
@@ -58,13 +52,11 @@ def test_the_time_is_estimated_after_the_first_batches(tmp_path, capsys):
     """40 batches, each of which takes 20 ms; said on a pipe too, once, before a third is done."""
     done = []
 
-    class Slow(unde.tasks.Classification):
-        def loss(self, model, batch):
-            time.sleep(0.02)
-            done.append((len(batch[0]), said(capsys)))
-            return super().loss(model, batch)
+    def look(batch):
+        time.sleep(0.02)
+        done.append((len(batch[0]), said(capsys)))
 
-    toy.build(tmp_path / "i", 160, task=Slow(), progress=True)
+    toy.build(tmp_path / "i", 160, task=toy.Watched(look), progress=True)
     said_at = [i for i, (_, text) in enumerate(done) if "about" in text]
     assert len(said_at) == 1
     batches = sum(size == 4 for size, _ in done[: said_at[0]])
@@ -83,13 +75,7 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, width=100))
     monkeypatch.setattr(console, "PATIENCE", 0.1)
-
-    class Slow(unde.tasks.Classification):
-        def loss(self, model, batch):
-            time.sleep(0.01)
-            return super().loss(model, batch)
-
-    toy.build(tmp_path / "i", 160, task=Slow(), progress=True)
+    toy.build(tmp_path / "i", 160, task=toy.Watched(lambda batch: time.sleep(0.01)), progress=True)
     assert "features" in screen.getvalue()
     assert re.search(r"\d+/160", screen.getvalue())
     assert "/s" in screen.getvalue()

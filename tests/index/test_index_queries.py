@@ -14,15 +14,15 @@ from unde.methods import TRAK
 from unde.tasks import Classification
 
 
-class Counting(Classification):
-    """A task that counts how often the model is run."""
+@pytest.fixture
+def runs():
+    """How many examples each run of the model had."""
+    return []
 
-    def __init__(self):
-        self._runs: list[int] = []
 
-    def loss(self, model, batch):
-        self._runs.append(len(batch[0]))
-        return super().loss(model, batch)
+@pytest.fixture
+def watched(tmp_path, runs):
+    return toy.build(tmp_path / "i", task=toy.Watched(lambda batch: runs.append(len(batch[0]))))
 
 
 def test_features_are_gradients(tmp_path):
@@ -34,39 +34,41 @@ def test_features_are_gradients(tmp_path):
     assert len(made) == 9
 
 
-def test_they_stand_for_the_queries(tmp_path):
-    task, queries = Counting(), toy.data(9, seed=3)
-    index = toy.build(tmp_path / "i", task=task)
-    made = index.features(queries)
-    task._runs.clear()
-    totals = [index.score(made, method=m).total() for m in ("tracin", "trak", "tracin-cosine")]
-    assert index.features(made) is made
-    assert task._runs == []  # the model is not run again
-    for method, total in zip(("tracin", "trak", "tracin-cosine"), totals):
-        assert torch.equal(index.score(queries, method=method).total(), total)
-    assert task._runs != []
+def test_they_stand_for_the_queries(watched, runs):
+    queries, names = toy.data(9, seed=3), ("tracin", "trak", "tracin-cosine")
+    made = watched.features(queries)
+    runs.clear()
+    totals = [watched.score(made, method=m).total() for m in names]
+    assert watched.features(made) is made
+    assert runs == []  # the model is not run again
+    for method, total in zip(names, totals):
+        assert torch.equal(watched.score(queries, method=method).total(), total)
+    assert runs != []
 
 
-def test_they_are_kept_and_reused(tmp_path):
-    task, queries, path = Counting(), toy.data(9, seed=3), tmp_path / "deep" / "q.safetensors"
-    index = toy.build(tmp_path / "i", task=task)
-    made = index.features(queries, path=path)
-    task._runs.clear()
-    again = index.features(queries, path=path)
-    assert task._runs == []
-    assert torch.equal(made.features, again.features)
-    assert torch.equal(made.loss, again.loss)
+def test_they_are_kept_and_reused(watched, runs, tmp_path):
+    queries, path = toy.data(9, seed=3), tmp_path / "deep" / "q.safetensors"
+    made = watched.features(queries, path=path)
+    runs.clear()
+    again = watched.features(queries, path=path)
+    assert runs == []
+    assert torch.equal(made.features, again.features) and torch.equal(made.loss, again.loss)
     assert made.digests == again.digests
     moved = path.rename(tmp_path / "renamed.safetensors")  # a user's file, under the user's name
-    assert torch.equal(Index.open(index.folder).features(queries, path=moved).features, made.features)
+    assert torch.equal(Index.open(watched.folder).features(queries, path=moved).features, made.features)
 
 
-def test_other_queries_at_the_path_are_refused(tmp_path):
+def test_files_of_something_else_or_damaged(tmp_path):
     index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
     index.features(toy.data(9, seed=3), path=path)
     for other in (toy.data(9, seed=4), toy.data(8, seed=3)):
         with pytest.raises(UndeError, match="holds the features of other queries"):
             index.features(other, path=path)
+    with pytest.raises(UndeError, match="does not hold query features"):
+        index.features(toy.data(9, seed=3), path=toy.shard_files(index)[0])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UndeError, match=r"truncated or damaged.*choose another path, or delete it"):
+        index.features(toy.data(9, seed=3), path=path)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +89,6 @@ def test_features_for_another_index_are_refused(tmp_path, other):
         stranger.score(made)
     with pytest.raises(UndeError, match=r"does not hold query features of this index .*foreign"):
         stranger.features(queries, path=path)
-
-
-def test_a_shard_is_no_file_of_queries(tmp_path):
-    index = toy.build(tmp_path / "i")
-    with pytest.raises(UndeError, match="does not hold query features"):
-        index.features(toy.data(9, seed=3), path=toy.shard_files(index)[0])
-
-
-def test_a_damaged_file_of_queries(tmp_path):
-    index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
-    index.features(toy.data(9, seed=3), path=path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UndeError, match=r"truncated or damaged.*choose another path, or delete it"):
-        index.features(toy.data(9, seed=3), path=path)
 
 
 def test_features_do_not_depend_on_the_batch(tmp_path):
@@ -127,17 +115,14 @@ def test_a_loader_brings_its_own_collate(tmp_path):
     assert torch.equal(index.score((q / 2, labels)).total(), want)
 
 
+NO_LABELS = torch.zeros(4, dtype=torch.long)
+
+
 @pytest.mark.parametrize(
     ("queries", "said"),
     [
-        (
-            (torch.randn(4, 7), torch.zeros(4, dtype=torch.long)),
-            r"cannot run on query 0 \(RuntimeError: mat1",
-        ),
-        (
-            (torch.randn(4, 5, 5), torch.zeros(4, dtype=torch.long)),
-            r"logits of shape \(4, 5, 3\) for labels of shape \(4,\)",
-        ),
+        ((torch.randn(4, 7), NO_LABELS), r"cannot run on query 0 \(RuntimeError: mat1"),
+        ((torch.randn(4, 5, 5), NO_LABELS), r"logits of shape \(4, 5, 3\) for labels of shape \(4,\)"),
         ((torch.randn(4, 5), torch.tensor([0, 1, 9, 2])), "query 2 has the label 9"),
         ((torch.randn(4, 5),), "batch of Classification is"),
         ((torch.randn(4, 5), torch.zeros(3)), "columns of different lengths"),
@@ -173,17 +158,15 @@ def test_scoring_leaves_the_model_as_it_was(tmp_path):
     model = toy.net()
     model.train()
     model[0].weight.grad = torch.ones(6, 5)
-    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
-    index = toy.build(tmp_path / "i", model=model, checkpoints=states)
+    index = toy.build(tmp_path / "i", model=model, checkpoints=toy.states(1, 2))
     index.score(toy.data(3))
+    with pytest.raises(UndeError):
+        index.score((torch.randn(3, 9), torch.zeros(3, dtype=torch.long)))
     assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
     assert torch.equal(model[0].weight.grad, torch.ones(6, 5))
     assert not model[0]._forward_hooks
-    with pytest.raises(UndeError):
-        index.score((torch.randn(3, 9), torch.zeros(3, dtype=torch.long)))
-    assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())
 
 
 def test_sets_and_contrasts_of_queries(tmp_path):

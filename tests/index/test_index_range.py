@@ -58,9 +58,8 @@ def test_damped_scores_do_not_depend_on_the_unit_of_the_loss(damped, factor, mon
             index.score(QUERIES)
         return
     for name, ask in ASKED.items():
-        torch.testing.assert_close(
-            ask(index), want[name], rtol=2e-5, atol=2e-5 * float(want[name].abs().max())
-        )
+        tolerance = {"rtol": 2e-5, "atol": 2e-5 * float(want[name].abs().max())}
+        torch.testing.assert_close(ask(index), want[name], **tolerance)
 
 
 @pytest.mark.parametrize(("factor", "way_out"), [(1e-25, "below .*: multiply"), (1e25, "beyond .*: divide")])

@@ -17,13 +17,8 @@ METHODS = [
 
 @pytest.fixture(params=["one checkpoint", "three checkpoints"])
 def index(tmp_path, request):
-    options = {}
-    if request.param == "three checkpoints":
-        options = {
-            "checkpoints": [toy.net(c).state_dict() for c in (1, 2, 3)],
-            "checkpoint_weights": [1, 0.5, 0.2],
-        }
-    return toy.build(tmp_path / "i", **options)
+    several = {"checkpoints": toy.states(1, 2, 3), "checkpoint_weights": [1, 0.5, 0.2]}
+    return toy.build(tmp_path / "i", **(several if request.param == "three checkpoints" else {}))
 
 
 def full(index, method, weights=None):
@@ -90,10 +85,8 @@ def test_within_a_tiny_budget(index, method, monkeypatch):
 
 @pytest.mark.parametrize("subset", [[], [22], [-1], [[1, 2]], [0.5], torch.ones(22, dtype=torch.bool)])
 def test_subsets_that_name_nothing(tmp_path, subset):
+    index = toy.build(tmp_path / "i")
     with pytest.raises(UndeError, match="subset must list examples by position, from 0 to 21"):
-        toy.build(tmp_path / "i").self_influence(subset=subset)
-
-
-def test_more_than_there_are(tmp_path):
-    with pytest.raises(UndeError, match=r"top\(23\) of 22"):
-        toy.build(tmp_path / "i").self_influence(normalize_top=23)
+        index.self_influence(subset=subset)
+    with pytest.raises(UndeError, match=r"top\(23\) of 22"):  # more than there are
+        index.self_influence(normalize_top=23)

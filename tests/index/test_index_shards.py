@@ -11,7 +11,6 @@ import torch
 import toy
 from unde import Index, UndeError
 from unde.store.shards import ShardError, read_shard, write_shard
-from unde.tasks import Classification
 
 
 @pytest.fixture
@@ -48,9 +47,8 @@ def test_any_flipped_bit_is_found(tmp_path):
             flipped = bytearray(full)
             flipped[at] ^= 1 << bit
             path.write_bytes(flipped)
-            said = (
-                r"s\.safetensors is (truncated|damaged|foreign)" if at < header else "not match its checksum"
-            )
+            of_header = r"s\.safetensors is (truncated|damaged|foreign)"
+            said = of_header if at < header else "not match its checksum"
             with pytest.raises(ShardError, match=said):
                 read_shard(path, "owner")
             if at >= header:
@@ -70,9 +68,7 @@ def test_blocks_that_changed_places_are_found(tmp_path):
 @pytest.mark.parametrize("at", [40, -1, -300], ids=["header", "last byte", "middle"])
 def test_a_flipped_bit(index, at, capsys):
     whole, path = toy.content(index.folder), toy.shard_files(index)[2]
-    flipped = bytearray(path.read_bytes())
-    flipped[at] ^= 4
-    path.write_bytes(flipped)
+    toy.flip(path, at, 2)
     assert refuse_then_repair(index, path.name) == whole
     assert f"{path.name} is" in capsys.readouterr().err  # build says which it computes again
 
@@ -115,7 +111,7 @@ def test_a_shard_of_another_index_is_foreign(index, tmp_path, other):
 
 
 def test_a_shard_of_another_checkpoint_is_foreign(tmp_path):
-    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    states = toy.states(1, 2)
     index = toy.build(tmp_path / "i", checkpoints=states)
     whole, paths = toy.content(index.folder), toy.shard_files(index)
     shutil.copy(paths[3], paths[0])
@@ -131,39 +127,35 @@ def test_only_what_is_damaged_is_computed_again(index):
     assert [a == b for a, b in zip(before, after)] == [True, False, True]
 
 
-def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
-    """The tensors of a shard are gone before the next shard is read."""
-    index, alive, most = toy.build(tmp_path / "i", 80), [], 0
+def watch_reads(monkeypatch, where, tensor):
+    """What is alive of the shards that were read before, at each read of another."""
+    alive, counts = [], []
 
-    def read(*args):
-        nonlocal most
-        tensors = read_shard(*args)
-        most = max(most, sum(r() is not None for r in alive))
-        alive.append(weakref.ref(tensors["features"]))
+    def read(*args, **options):
+        tensors = read_shard(*args, **options)
+        counts.append(sum(r() is not None for r in alive))
+        alive.append(weakref.ref(tensors[tensor]))
         return tensors
 
-    monkeypatch.setattr("unde.index.reader.read_shard", read)
+    monkeypatch.setattr(f"unde.{where}.read_shard", read)
+    return counts
+
+
+def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
+    """The tensors of a shard are gone before the next shard is read."""
+    index = toy.build(tmp_path / "i", 80)
+    counts = watch_reads(monkeypatch, "index.reader", "features")
     toy.reopen(index)
-    assert len(alive) == 20  # its sizes, and then its content
-    assert most == 0
+    assert counts == [0] * 20  # its sizes, and then its content
 
 
 def test_values_of_all_examples_keep_no_file_mapped(tmp_path, monkeypatch):
     """Of what is read from a shard a copy is kept, and not a view, with which the whole file would stay in memory."""
-    index, alive, most = toy.build(tmp_path / "i", 80), [], 0
-
-    def read(*args, **options):
-        nonlocal most
-        tensors = read_shard(*args, **options)
-        most = max(most, sum(r() is not None for r in alive))
-        alive.append(weakref.ref(tensors["digest"]))
-        return tensors
-
-    monkeypatch.setattr("unde.store.shards.read_shard", read)
+    index = toy.build(tmp_path / "i", 80)
+    counts = watch_reads(monkeypatch, "store.shards", "digest")
     found = toy.stored(index).values("digest")
     assert len(found) == 80 and len(found.unique()) == 80
-    assert len(alive) == 10
-    assert most <= 1
+    assert len(counts) == 10 and max(counts) <= 1
 
 
 def test_a_damaged_manifest(index):
@@ -185,21 +177,17 @@ def test_passes_are_those_that_were_settled_also_when_resumed(tmp_path):
     """Passes of another size round differently: a resumed build runs the very same ones, whatever its budget."""
     seen = []
 
-    class Watched(Classification):
-        def loss(self, model, batch):
-            seen.append(len(batch[0]))
-            return super().loss(model, batch)
-
     def runs():
         tries = [1, 2, 3]  # that are tried first, to settle
         out = [n for n in seen if n not in tries]
         seen.clear()
         return out
 
-    index = toy.build(tmp_path / "i", 24, task=Watched(), pass_size=5)
+    options = {"n": 24, "task": toy.Watched(lambda batch: seen.append(len(batch[0])))}
+    index = toy.build(tmp_path / "i", **options, pass_size=5)
     assert runs() == [5, 5, 5, 5, 4]
     toy.shard_files(index)[1].unlink()
-    toy.build(tmp_path / "i", 24, task=Watched(), pass_size=4, memory="3kB")
+    toy.build(tmp_path / "i", **options, pass_size=4, memory="3kB")
     assert runs() == [5, 5]
     assert toy.build(tmp_path / "j", 24, pass_size=5, memory="3kB").manifest.resolved.pass_size < 5
 

@@ -14,10 +14,8 @@ from unde.tasks import CausalLM
 
 def gpt2(attention="sdpa"):
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2, attn_implementation=attention
-    )
-    return GPT2LMHeadModel(config).eval()
+    sizes = {"vocab_size": 40, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation=attention)).eval()
 
 
 def llama():
@@ -47,30 +45,32 @@ METHODS = [
 ]
 
 
+def built(folder, method, model=None, task=None, **options):
+    options = {"method": method, "batch_size": 4, "progress": False} | options
+    return Index.build(model or gpt2(), task or CausalLM(), TRAIN, folder / "i", **options)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tokens_add_up_to_the_score(tmp_path, method, weighted):
-    index = Index.build(
-        gpt2(), CausalLM(), TRAIN, tmp_path / "i", method=method, batch_size=4, progress=False
-    )
+    index = built(tmp_path, method)
     scores = index.score(QUERIES)
     w = torch.rand(len(scores.groups), generator=torch.Generator().manual_seed(0)) if weighted else None
     tokens, total = index.tokens(scores, w), scores.total(w)
+    size = float(total.abs().max())
     for q in range(3):
         for n in (0, 5):
             parts = tokens(q, TRAIN[n])
             assert parts.shape == TRAIN[n]["input_ids"].shape
             assert parts[0] == 0  # nothing predicts the first token
-            assert float(parts.sum()) == pytest.approx(
-                float(total[q, n]), rel=2e-3, abs=1e-5 * float(total.abs().max())
-            )
+            assert float(parts.sum()) == pytest.approx(float(total[q, n]), rel=2e-3, abs=1e-5 * size)
 
 
 @pytest.mark.parametrize("make", [gpt2, lambda: gpt2("eager"), llama])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_each_part_is_the_product_with_its_own_gradient(tmp_path, make, reduction):
     model, task = make(), CausalLM(reduction)
-    index = Index.build(model, task, TRAIN, tmp_path / "i", method=TracIn(projection="none"), progress=False)
+    index = built(tmp_path, TracIn(projection="none"), model, task)
     scores = index.score(QUERIES)
     parts = index.tokens(scores)(1, TRAIN[4])
     parameters = list(model.parameters())
@@ -83,9 +83,7 @@ def test_each_part_is_the_product_with_its_own_gradient(tmp_path, make, reductio
 
 
 def test_without_forward_mode_the_same_numbers(tmp_path, monkeypatch):
-    index = Index.build(
-        gpt2(), CausalLM(), TRAIN, tmp_path / "i", method=TracIn(projection="kron(3)"), progress=False
-    )
+    index = built(tmp_path, TracIn(projection="kron(3)"))
     tokens = index.tokens(index.score(QUERIES))
     want = tokens(0, TRAIN[2])
 
@@ -98,10 +96,8 @@ def test_without_forward_mode_the_same_numbers(tmp_path, monkeypatch):
 
 def test_several_checkpoints(tmp_path):
     states = [gpt2().state_dict(), {k: 0.9 * v for k, v in gpt2().state_dict().items()}]
-    index = Index.build(
-        gpt2(), CausalLM(), TRAIN, tmp_path / "i", method=TracIn(projection="kron(3)"), progress=False,
-        checkpoints=states, checkpoint_weights=[1.0, 0.3],
-    )  # fmt: skip
+    options = {"checkpoints": states, "checkpoint_weights": [1.0, 0.3]}
+    index = built(tmp_path, TracIn(projection="kron(3)"), **options)
     scores = index.score(QUERIES)
     parts = index.tokens(scores)(2, TRAIN[3])
     assert float(parts.sum()) == pytest.approx(float(scores.total()[2, 3]), rel=1e-3)

@@ -39,12 +39,9 @@ of_two = pytest.mark.parametrize("workers", [2], indirect=True)
 def both(folder, method, workers, **options):
     """An index made and asked here, and one made and asked by workers; of each, what kernels leave on disk."""
     with small_jobs.blocks():
-        here = toy.build(folder / "here", N, method=method, **options)
-        there = toy.build(
-            folder / "there", N, method=method, executor=workers, recipe="projects:sixty", **options
-        )
-        yield here
-        yield there
+        options |= {"n": N, "method": method}
+        yield toy.build(folder / "here", **options)
+        yield toy.build(folder / "there", **options, executor=workers, recipe="projects:sixty")
 
 
 def all_of(index):
@@ -67,23 +64,20 @@ def all_of(index):
 
 
 @pytest.mark.parametrize(
-    ("workers", "name"),
-    [*((2, name) for name in MEASURED), (1, "ekfac, sampled"), (4, "ekfac, sampled")],
+    ("workers", "name", "states"),
+    [
+        *((2, name, None) for name in MEASURED),
+        *((count, "ekfac, sampled", None) for count in (1, 4)),
+        (2, "ekfac, sampled", toy.states(1, 2)),
+    ],
     indirect=["workers"],
+    ids=lambda x: "checkpoints" if isinstance(x, list) else None,
 )
-def test_the_same_bits_for_any_number_of_workers(tmp_path, workers, name):
-    here, there = both(tmp_path, MEASURED[name], workers)
+def test_the_same_bits_for_any_number_of_workers(tmp_path, workers, name, states):
+    here, there = both(tmp_path, MEASURED[name], workers, checkpoints=states)
     assert all_of(there) == all_of(here)
     assert toy.content(there.folder) == toy.content(here.folder)
     assert not list(there.folder.glob("scratch/*"))
-
-
-@of_two
-def test_checkpoints(tmp_path, workers):
-    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
-    here, there = both(tmp_path, MEASURED["ekfac, sampled"], workers, checkpoints=states)
-    assert all_of(there) == all_of(here)
-    assert toy.content(there.folder) == toy.content(here.folder)
 
 
 @of_two
@@ -120,19 +114,17 @@ def test_ties_go_to_the_earlier_example_wherever_it_is_scored(tmp_path, workers)
 
 
 def test_array_workers_at_any_time_and_a_last_call(tmp_path):
-    method = MEASURED["ekfac, sampled"]
+    method, said = (
+        MEASURED["ekfac, sampled"],
+        r"is not finished: \d+ shards were not written yet .*unde finish",
+    )
     whole = toy.build(tmp_path / "whole", N, method=method)
     for number in (3, 1):  # counted from 1: of 3, number 2 never came
         part = toy.build(tmp_path / "i", N, method=method, executor=Array(worker=number, of=3))
-        with pytest.raises(
-            UndeError, match=r"is not finished: \d+ shards were not written yet .*unde finish"
-        ):
+        with pytest.raises(UndeError, match=said):
             part.score(toy.data(2, seed=1))
-    assert (
-        0
-        < len(list((tmp_path / "i" / "shards").iterdir()))
-        < len(list((tmp_path / "whole" / "shards").iterdir()))
-    )
+    counts = [len(list((tmp_path / name / "shards").iterdir())) for name in ("i", "whole")]
+    assert 0 < counts[0] < counts[1]
     with pytest.raises(UndeError, match="shards are missing"):
         Index.open(tmp_path / "i")
     toy.build(tmp_path / "i", N, method=method)
@@ -142,9 +134,8 @@ def test_array_workers_at_any_time_and_a_last_call(tmp_path):
 def test_the_last_of_all_array_workers_can_be_asked(tmp_path):
     for number in range(3):
         part = toy.build(tmp_path / "i", executor=f"array:{number}/3")
-    assert torch.equal(
-        part.score(toy.data(2, seed=1)).total(), toy.build(tmp_path / "j").score(toy.data(2, seed=1)).total()
-    )
+    want = toy.build(tmp_path / "j").score(toy.data(2, seed=1)).total()
+    assert torch.equal(part.score(toy.data(2, seed=1)).total(), want)
 
 
 def test_a_worker_does_not_touch_what_another_is_writing(tmp_path):
@@ -163,14 +154,11 @@ def test_an_array_asks_no_index(tmp_path):
 
 
 def test_threads_of_each_job_are_settled(tmp_path):
-    assert toy.build(tmp_path / "i", threads=2).manifest.resolved.threads == 2
-    assert toy.build(tmp_path / "j", executor=Serial(3)).manifest.resolved.threads == 3
-    assert (
-        toy.build(
-            tmp_path / "k", executor=Processes(1, threads=2), recipe="projects:make"
-        ).manifest.resolved.threads
-        == 2
-    )
+    processes = {"executor": Processes(1, threads=2), "recipe": "projects:make"}
+    for i, (options, threads) in enumerate(
+        (({"threads": 2}, 2), ({"executor": Serial(3)}, 3), (processes, 2))
+    ):
+        assert toy.build(tmp_path / str(i), **options).manifest.resolved.threads == threads
 
 
 def test_a_model_of_transformers_needs_no_recipe(tmp_path):
@@ -184,9 +172,10 @@ def test_a_model_of_transformers_needs_no_recipe(tmp_path):
     options = {"model": model, "task": unde.tasks.CausalLM(), "train_data": data, "method": MEASURED["logra"]}
     here = toy.build(tmp_path / "here", **options)
     there = toy.build(tmp_path / "there", **options, executor="processes:1")
-    assert toy.content(there.folder) == {
-        name: content for name, content in toy.content(here.folder).items() if not name.startswith("scratch")
-    } | {name: content for name, content in toy.content(there.folder).items() if name.startswith("scratch")}
+    one, other = toy.content(here.folder), toy.content(there.folder)
+    assert other == {n: c for n, c in other.items() if n.startswith("scratch")} | {
+        n: c for n, c in one.items() if not n.startswith("scratch")
+    }
     queries = [{"input_ids": row, "labels": row} for row in ids[:5].flip(1)]
     assert torch.equal(there.score(queries).total(), here.score(queries).total())
     there.close()
@@ -202,7 +191,6 @@ def test_a_model_of_diffusers_needs_no_recipe(tmp_path):
     model = diffusers.UNet2DModel(in_channels=1, out_channels=1, **size, **blocks).half()
     sent = pack_model(model, unde.tasks.Classification(), [1], None, tmp_path)
     made = pickle.loads(pickle.dumps(sent)).make().model
-    assert {n: p.dtype for n, p in made.named_parameters()} == {
-        n: p.dtype for n, p in model.named_parameters()
-    }
+    types = [{n: p.dtype for n, p in m.named_parameters()} for m in (made, model)]
+    assert types[0] == types[1]
     assert all(torch.equal(a, b) for a, b in zip(made.state_dict().values(), model.state_dict().values()))

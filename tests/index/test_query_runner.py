@@ -12,7 +12,6 @@ from unde.gradients.coverage import plan_coverage
 from unde.gradients.hooks import restore_coverage
 from unde.index import feature_runner as module
 from unde.methods import TRAK
-from unde.tasks import Classification
 
 
 @pytest.fixture
@@ -23,16 +22,7 @@ def index(tmp_path):
 def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     """One forward pass, no coverage plan, no fingerprint of all weights, no projection drawn anew."""
     passes = []
-
-    class Counted(Classification):
-        def identity(self):
-            return Classification().identity()
-
-        def loss(self, model, batch):
-            passes.append(len(batch[0]))
-            return super().loss(model, batch)
-
-    opened = toy.reopen(index, task=Counted())
+    opened = toy.reopen(index, task=toy.Watched(lambda batch: passes.append(len(batch[0]))))
     x, y = toy.data(5, seed=3)
     opened.score((x[:1], y[:1])).total()
     want = index.score((x, y)).total()
@@ -52,9 +42,8 @@ def test_the_full_check_finds_what_a_sample_may_miss(index):
     runner.check_model(full=True)
     big = torch.nn.Linear(1000, 3)
     sample = module.ModelWatch(big)
-    big.weight.detach().numpy()[1, 501] += (
-        1  # past the version counter, between the entries that are looked at
-    )
+    # past the version counter, between the entries that are looked at
+    big.weight.detach().numpy()[1, 501] += 1
     assert sample.unchanged()
     weight.detach().numpy()[1, 1] += 1
     with pytest.raises(UndeError, match="not those"):
