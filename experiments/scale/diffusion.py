@@ -59,9 +59,6 @@ class Generation(Study):
         super().__init__(setting, place)
         self.name = setting.name
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "name": self.name}
-
     # --- data --------------------------------------------------------------------------------------------
 
     @cached_property

@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,108 +22,99 @@ import unde
 from experiments.shared.sweep import objective
 from unde import Index, Weights, console
 from unde.errors import UndeError
-from unde.evaluate import Bank, Estimate, TailPatch, compare, mislabel_auc, mislabel_auc_interval, paired
+from unde.evaluate import Bank, Estimate, TailPatch, compare, lds, mislabel_auc, mislabel_auc_interval, paired
 from unde.methods import Method
 from unde.scoring import GroupScores
 
-RULES = ("top-k", "self-retrieval")
+
+@dataclass(frozen=True)
+class Learned:
+    """A method with its index and the weights of each rule; and why a rule has none, which loses no other."""
+
+    title: str
+    method: Method
+    index: Index
+    weights: dict[str, Weights]
+    without: dict[str, str]
+
+    @classmethod
+    def of(cls, title: str, method: Method, index: Index, learn: Callable[[], GroupScores]) -> Learned:
+        ways: dict[str, Callable[[], Weights]] = {
+            "top-k": lambda: objective(learn()),
+            "self-retrieval": lambda: index.learn_weights(method=method),
+        }
+        made = cls(title, method, index, {}, {})
+        for rule, way in ways.items():
+            try:
+                made.weights[rule] = way()
+            except UndeError as e:
+                console.note(f"{method.name}: no weights by {rule} ({e})")
+                made.without[rule] = str(e)
+        return made
+
+    def entry(self, unweighted: Any, measured: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+        """One method of a result, from the estimate of each rule and its difference; all ready for JSON."""
+        rules = {
+            name: {
+                "weights": self.weights[name].values.tolist(),
+                "groups": list(self.weights[name].groups),
+                "estimate": estimate,
+                "difference": difference,
+            }
+            for name, (estimate, difference) in measured.items()
+        }
+        found = {"method": repr(self.method), "unweighted": unweighted, "rules": rules}
+        return {**found, "not learned": dict(self.without)} if self.without else found
 
 
-def learned(
-    index: Index, method: Method, learn: Callable[[], GroupScores]
-) -> tuple[dict[str, Weights], dict[str, str]]:
-    """The weights of each rule; and why a rule has none, which must not lose what the others found."""
-    ways: dict[str, Callable[[], Weights]] = {
-        "top-k": lambda: objective(learn()),
-        "self-retrieval": lambda: index.learn_weights(method=method),
-    }
-    weights, without = {}, {}
-    for rule in RULES:
-        try:
-            weights[rule] = ways[rule]()
-        except UndeError as e:
-            console.note(f"{method.name}: no weights by {rule} ({e})")
-            without[rule] = str(e)
-    return weights, without
-
-
-def entry(
-    method: Method, unweighted: Any, rules: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]
-) -> dict[str, Any]:
-    """One method of a result; estimates are ready for JSON."""
-    found = {"method": repr(method), "unweighted": unweighted, "rules": dict(rules)}
-    return {**found, "not learned": dict(without)} if without else found
-
-
-def rule(weights: Weights, estimate: Any, difference: Any) -> dict[str, Any]:
-    listed = {"weights": weights.values.tolist(), "groups": list(weights.groups)}
-    return {**listed, "estimate": estimate, "difference": difference}
-
-
-def lds_entry(
-    method: Method,
-    evaluate: GroupScores,
-    weights: Mapping[str, Weights],
-    without: Mapping[str, str],
-    bank: Bank,
-) -> dict[str, Any]:
+def lds_entry(learned: Learned, evaluate: GroupScores, bank: Bank) -> dict[str, Any]:
     """LDS against a bank whose queries are called "eval"."""
-    utility, rules = bank.utility["eval"], {}
-    plain: Any = None
-    for name, w in {**weights, **({} if weights else {"": Weights.uniform(evaluate.groups)})}.items():
-        found = compare(evaluate, w, bank.masks, utility).as_dict()
-        plain = found["unweighted"]
-        if name:
-            rules[name] = rule(w, found["weighted"], found["difference"])
-    return entry(method, plain, rules, without)
+    truth = bank.masks, bank.utility["eval"]
+    plain = lds(evaluate.total(), *truth, bootstrap=1000)
+    found = {name: compare(evaluate, w, *truth) for name, w in learned.weights.items()}
+    measured = {name: (c.weighted.as_dict(), c.difference.as_dict()) for name, c in found.items()}
+    return learned.entry(plain.as_dict(), measured)
 
 
 def patch_entry(
-    method: Method,
-    evaluate: GroupScores,
-    weights: Mapping[str, Weights],
-    without: Mapping[str, str],
-    k: int,
-    patch: Callable[[Tensor, str], TailPatch],
+    learned: Learned, evaluate: GroupScores, k: int, patch: Callable[[Tensor, str], TailPatch]
 ) -> dict[str, Any]:
     """Tail-patch scores, in % a token, of the top k examples; `patch` is told which rule they come from."""
     plain = patch(evaluate.top(k).indices, "unweighted").per_token
-    rules = {}
-    for name, w in weights.items():
+    measured = {}
+    for name, w in learned.weights.items():
         found = patch(evaluate.top(k, w).indices, name).per_token
-        rules[name] = rule(w, found.as_dict(), paired(plain, found).as_dict())
-    return entry(method, plain.as_dict(), rules, without)
+        measured[name] = found.as_dict(), paired(plain, found).as_dict()
+    return learned.entry(plain.as_dict(), measured)
 
 
-def mislabel_entry(
-    index: Index,
-    method: Method,
-    weights: Mapping[str, Weights],
-    without: Mapping[str, str],
-    judged: np.ndarray,
-    wrong: np.ndarray,
-    top: int,
-) -> dict[str, Any]:
+def mislabel_entry(learned: Learned, judged: np.ndarray, wrong: np.ndarray, top: int) -> dict[str, Any]:
     """AUC of normalised self-influence on the training examples `judged`, of which `wrong` (n,) are mislabelled.
 
     Self-retrieval learns from training examples: its AUC is also given without those that it saw.
     """
 
     def area(w: Weights | None, rows: np.ndarray) -> dict[str, Any]:
-        influence = index.self_influence(w, normalize_top=top, subset=judged[rows].tolist(), method=method)
-        low, high = mislabel_auc_interval(influence, wrong[rows])
-        finite = None if np.isnan(low) else [low, high]
-        return {"auc": mislabel_auc(influence, wrong[rows]), "interval95": finite, "examples": len(rows)}
+        some, marks = judged[rows].tolist(), wrong[rows]
+        influence = learned.index.self_influence(w, normalize_top=top, subset=some, method=learned.method)
+        low, high = mislabel_auc_interval(influence, marks)
+        interval = None if np.isnan(low) else [low, high]
+        return {"auc": mislabel_auc(influence, marks), "interval95": interval, "examples": len(rows)}
 
-    everything, rules = np.arange(len(judged)), {}
+    everything, measured = np.arange(len(judged)), {}
     plain = area(None, everything)
-    for name, w in weights.items():
+    for name, w in learned.weights.items():
         found = area(w, everything)
-        rules[name] = rule(w, found, {"auc": found["auc"] - plain["auc"]})
+        measured[name] = found, {"auc": found["auc"] - plain["auc"]}
+    made = learned.entry(plain, measured)
+    for name, w in learned.weights.items():
         apart = np.flatnonzero(~np.isin(judged, seen(w)))
         if 0 < len(apart) < len(judged) and 0 < wrong[apart].sum() < len(apart):
-            rules[name]["unseen examples"] = {"unweighted": area(None, apart), "estimate": area(w, apart)}
-    return entry(method, plain, rules, without)
+            made["rules"][name]["unseen examples"] = {
+                "unweighted": area(None, apart),
+                "estimate": area(w, apart),
+            }
+    return made
 
 
 def seen(weights: Weights) -> list[int]:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from experiments.scale import findings
+from experiments.scale.findings import Learned
 from experiments.scale.sources import texts
 from experiments.scale.study import Study, initial
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, optimizer_of
-from unde import Index, Weights
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
@@ -123,14 +123,12 @@ def measure_patches(
             ),
         )
 
-    def entry(
-        title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
-    ) -> dict[str, Any]:
-        scores = study.scores(index, method, "eval")
+    def entry(learned: Learned) -> dict[str, Any]:
+        scores = study.scores(learned.index, learned.method, "eval")
         found = findings.patch_entry(
-            method, scores, weights, without, k, lambda rows, rule: patch(rows, f"{title}-{rule}")
+            learned, scores, k, lambda rows, rule: patch(rows, f"{learned.title}-{rule}")
         )
-        return found | (more(scores, weights) if more else {})
+        return found | (more(scores, learned.weights) if more else {})
 
     found = patch(random_indices(len(data), len(Rows(queries)), k), "random")
     return study.measure_methods(name, entry, random=found.per_token.as_dict(), k=k)

@@ -36,9 +36,6 @@ class Pokemon(Generation):
         super().__init__(setting, place)
         self.fine = fine or FineGrained()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "fine": self.fine}
-
     @cached_property
     def attributes(self) -> Attributes:
         """Each image shows one category of one attribute: 20 images are the contributors of each."""

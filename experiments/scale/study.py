@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from experiments.scale import findings
+from experiments.scale.findings import Learned
 from experiments.scale.sources import Source
 from experiments.scale.training import Loss, State, fit, keep
 from experiments.shared.paths import RESULTS, RUNS
-from unde import Index, Weights, console
+from unde import Index, console
 from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.groups import trainable
@@ -30,8 +31,6 @@ from unde.projection import Spec, feature_size
 from unde.scoring import GroupScores
 from unde.tasks.base import Task
 
-# title, method, index, weights of each rule, why a rule has none
-Entry = Callable[[str, Method, Index, dict[str, Weights], dict[str, str]], dict[str, Any]]
 ALPHA = 0.5  # share of the data in a subset (B.2.1)
 
 
@@ -55,6 +54,7 @@ class Place:
 class Study(ABC):
     """One model on one data set."""
 
+    GIVEN = ("setting", "place", "name", "title", "corrupted", "fine")
     name: str  # of results and of the folder in `out`
     task: Task
 
@@ -64,8 +64,9 @@ class Study(ABC):
         self._trained: tuple[nn.Module, State] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other processes get the setting and read the rest themselves."""
-        return {"setting": self.setting, "place": self.place, "_indexes": {}, "_trained": None}
+        """Other processes get what the study was made from and read the rest themselves."""
+        given = {key: value for key, value in vars(self).items() if key in self.GIVEN}
+        return {**given, "_indexes": {}, "_trained": None}
 
     # --- what a setting says -----------------------------------------------------------------------------
 
@@ -171,18 +172,17 @@ class Study(ABC):
         path = index.folder.with_name(f"{index.folder.name}-{role}{journey}.safetensors")
         return index.score(index.features(self.queries(role, method), path), method)
 
-    def weighed(self, index: Index, method: Method) -> tuple[dict[str, Weights], dict[str, str]]:
-        return findings.learned(index, method, lambda: self.scores(index, method, "learn"))
+    def learned(self, title: str, method: Method) -> Learned:
+        """A method with its index and weights."""
+        index = self.index(self.trained()[0], method)
+        return Learned.of(title, method, index, lambda: self.scores(index, method, "learn"))
 
-    def measure_methods(self, name: str, entry: Entry, **results: Any) -> Path:
-        """NAME.json, written after each method: `entry(title, method, index, weights, without)` gives its part."""
-        model, _ = self.trained()
+    def measure_methods(self, name: str, entry: Callable[[Learned], dict[str, Any]], **results: Any) -> Path:
+        """NAME.json, written after each method, of which `entry` gives a part."""
         results = {"methods": {}, "bank": None, **results}
         path = self.place.results / f"{name}.json"
-        for title, method in self.methods(model).items():
-            index = self.index(model, method)
-            weights, without = self.weighed(index, method)
-            results["methods"][title] = entry(title, method, index, weights, without)
+        for title, method in self.methods(self.trained()[0]).items():
+            results["methods"][title] = entry(self.learned(title, method))
             path = findings.write(self.place.results, name, results, self.setting)
         return path
 
@@ -229,11 +229,10 @@ class Study(ABC):
         self.trained()
         bank = self.bank()
 
-        def entry(
-            title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
-        ) -> dict[str, Any]:
-            found = findings.lds_entry(method, self.scores(index, method, "eval"), weights, without, bank)
-            console.note(f"{title}: LDS {found['unweighted']['mean']:.2%} without weights")
+        def entry(learned: Learned) -> dict[str, Any]:
+            evaluate = self.scores(learned.index, learned.method, "eval")
+            found = findings.lds_entry(learned, evaluate, bank)
+            console.note(f"{learned.title}: LDS {found['unweighted']['mean']:.2%} without weights")
             return found
 
         return self.measure_methods(self.name, entry, bank=findings.bank_entry(bank))

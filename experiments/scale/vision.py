@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from experiments.scale.settings import Vision
 from experiments.scale.sources import Pictures, enough, pictures
 from experiments.scale.study import Place, Study, closest, initial
 from experiments.scale.training import State
-from unde import Index, Weights, console
+from unde import console
 from unde.errors import UndeError
 from unde.methods import TRAK, Method, TracIn
 from unde.tasks import Classification
@@ -56,9 +55,6 @@ class ImageNet(Study):
     def __init__(self, setting: Vision, place: Place, title: str, corrupted: bool = False) -> None:
         super().__init__(setting, place)
         self.title, self.corrupted = title, corrupted
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "title": self.title, "corrupted": self.corrupted}
 
     @property
     def name(self) -> str:
@@ -172,12 +168,9 @@ class ImageNet(Study):
         judged = np.sort(np.random.default_rng(3).permutation(count)[: self.setting.judged])
         top = min(self.setting.top, count)
 
-        def entry(
-            title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
-        ) -> dict[str, Any]:
-            return findings.mislabel_entry(index, method, weights, without, judged, wrong[judged], top)
-
-        return study.measure_methods(study.name, entry)
+        return study.measure_methods(
+            study.name, lambda learned: findings.mislabel_entry(learned, judged, wrong[judged], top)
+        )
 
 
 def made(s: Vision) -> nn.Module:

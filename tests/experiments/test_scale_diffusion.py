@@ -102,8 +102,8 @@ def test_captions_are_prompts_and_queries(tmp_path, pipeline):
 
 
 def test_what_is_missing_is_said(tmp_path, pipeline):
-    folder = scale_toy.images(tmp_path / "art", ["cubism"], 2, side=8)
-    with pytest.raises(UndeError, match="no images of class 'post-impressionism', there are cubism"):
+    folder = scale_toy.images(tmp_path / "art", ["cubism", "realism"], 2, side=8)
+    with pytest.raises(UndeError, match="no images of class 'post-impressionism', there are cubism, realism"):
         Generation(ARTBENCH2, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()
     with pytest.raises(UndeError, match=r"have no captions: expected images with metadata.jsonl"):
         Generation(NARUTO, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()

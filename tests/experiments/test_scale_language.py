@@ -27,12 +27,6 @@ TINY = replace(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    """What the datasets library writes while it reads tables."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")

@@ -32,7 +32,6 @@ def classifier(tmp_path, monkeypatch):
 
 
 def language(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     hf_toy.tokenizer().save_pretrained(tmp_path / "tokenizer")
     words = " ".join(hf_toy.LINES).split()
     rng = np.random.default_rng(0)
@@ -74,9 +73,9 @@ def test_weights_by_self_retrieval(tmp_path, monkeypatch, kind):
     study = kind(tmp_path, monkeypatch)
     model, _ = study.trained()
     method = study.methods(model)["TracIn"]
-    weights, without = study.weighed(study.index(model, method), method)
-    assert not without and set(weights) == {"top-k", "self-retrieval"}
-    found = weights["self-retrieval"]
+    learned = study.learned("TracIn", method)
+    weights, found = learned.weights, learned.weights["self-retrieval"]
+    assert not learned.without and set(weights) == {"top-k", "self-retrieval"}
     assert found.groups == weights["top-k"].groups and torch.isfinite(found.values).all()
     assert findings.seen(weights["top-k"]) == []
     assert len(findings.seen(found)) > 50 and set(findings.seen(found)) <= set(range(ENOUGH))
