@@ -7,6 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from unde import Index, Setup
+from unde.methods import TracIn
+from unde.tasks import CausalLM
+
 CONTEXT = 64
 LINES = [
     "The state of the union is strong, and the people are free.",
@@ -35,18 +39,9 @@ def tokenizer(vocabulary: int = 300) -> PreTrainedTokenizerFast:
 
 
 def gpt2(vocabulary: int = 300, seed: int = 0) -> GPT2LMHeadModel:
-    config = GPT2Config(
-        vocab_size=vocabulary,
-        n_positions=CONTEXT,
-        n_embd=8,
-        n_layer=1,
-        n_head=2,
-        bos_token_id=0,
-        eos_token_id=0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
+    sizes = {"vocab_size": vocabulary, "n_positions": CONTEXT, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return GPT2LMHeadModel(config)
@@ -61,3 +56,38 @@ def save(folder: Path) -> Path:
 def write_jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
     path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
     return path
+
+
+def index_of(setup: Setup, folder: Path, **options) -> Index:
+    """Its features are the gradients themselves."""
+    options = {"method": TracIn(projection="none"), "progress": False} | options
+    return Index.build(setup.model, setup.task, setup.train_data, folder, **options)
+
+
+def gradient(ids, labels=None, state=None) -> torch.Tensor:
+    """Of the model's own loss on one sequence, without unde; `state` replaces its parameters."""
+    model, ids = gpt2(), torch.as_tensor(ids)[None]
+    if state is not None:
+        model.load_state_dict(state, strict=False)
+    labels = ids if labels is None else torch.as_tensor(labels)[None]
+    model(input_ids=ids, labels=labels).loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def sequences(texts: list[str]) -> list[dict[str, torch.Tensor]]:
+    words = tokenizer()
+    return [{"input_ids": torch.tensor(words(text)["input_ids"])} for text in texts]
+
+
+def train(folder: Path, data, *callbacks, model=None, resume=None, **options):
+    """A finished run of transformers' Trainer; its checkpoints are in `folder`."""
+    from transformers import Trainer, TrainingArguments
+
+    def collate(examples):
+        return CausalLM().collate([{**e, "labels": e["input_ids"]} for e in examples])
+
+    arguments = TrainingArguments(str(folder), report_to=[], use_cpu=True, disable_tqdm=True, **options)
+    model = gpt2() if model is None else model
+    trainer = Trainer(model, arguments, train_dataset=data, data_collator=collate, callbacks=list(callbacks))
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer

@@ -4,12 +4,11 @@ import json
 
 import pytest
 import torch
-from hf_toy import LINES, gpt2, tokenizer
+from hf_toy import LINES, gpt2, gradient, index_of, tokenizer
 
-from unde import Index, UndeError
+from unde import UndeError
 from unde.integrations.examples import AnswerSequences, causal_examples
 from unde.integrations.language import hf_setup
-from unde.methods import TracIn
 
 PLAIN = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>\n{% endfor %}"
@@ -209,25 +208,18 @@ def test_a_field_of_another_name_may_hold_messages():
 
 def test_scores_are_those_of_the_masked_loss(tmp_path):
     """An index of conversations against gradients of transformers' own loss with the same labels."""
-    tok, model = talking(), gpt2()
+    tok = talking()
     talks = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in
              (("Peace?", "Yes."), ("Trade?", "Soon."), ("War?", "No, never."))]  # fmt: skip
-    setup = hf_setup(model, [{"messages": t} for t in talks[:2]], tokenizer=tok,
-                     eval_queries=[{"messages": talks[2]}])  # fmt: skip
-    method = TracIn(projection="none")
-    index = Index.build(
-        setup.model, setup.task, setup.train_data, tmp_path / "i", method=method, progress=False
-    )
+    *train, query = [{"messages": t} for t in talks]
+    setup = hf_setup(gpt2(), train, tokenizer=tok, eval_queries=[query])
+    index = index_of(setup, tmp_path / "i")
 
-    def gradient(talk):
+    def of_answer(talk):
         text = f"<user>{talk[0]['content']}<|endoftext|>\n<assistant>"
         said = f"{talk[1]['content']}<|endoftext|>\n"
         ids, start = tok(text + said)["input_ids"], len(tok(text)["input_ids"])
-        labels = [-100] * start + ids[start:]
-        model = gpt2()
-        model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
+        return gradient(ids, [-100] * start + ids[start:])
 
-    query = gradient(talks[2])
-    expected = torch.stack([query @ gradient(t) for t in talks[:2]])
+    expected = torch.stack([of_answer(talks[2]) @ of_answer(t) for t in talks[:2]])
     torch.testing.assert_close(index.score(setup.eval_queries).total()[0], expected, rtol=1e-4, atol=1e-6)

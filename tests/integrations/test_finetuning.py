@@ -7,17 +7,15 @@ import commands
 import numpy as np
 import pytest
 import torch
-from hf_toy import LINES, gpt2, tokenizer, write_jsonl
+from hf_toy import LINES, gpt2, sequences, tokenizer, train, write_jsonl
 
 from unde import UndeError
 from unde.index.calibration import Calibration
 from unde.integrations.finetuning import Arguments, fine_tuning, read_arguments
 from unde.integrations.language import hf_setup
-from unde.tasks import CausalLM
 
 pytest.importorskip("accelerate")
 import peft
-from transformers import Trainer, TrainingArguments
 
 RATE, EPOCHS, BATCH = 0.02, 4, 4
 TEXTS = [f"{a[:24]} {b[:24]}" for a in LINES for b in LINES[:4]]
@@ -28,23 +26,15 @@ def run(*arguments):
     return " ".join(commands.run(*arguments, both=True, columns=200).split())
 
 
-def collate(examples):
-    return CausalLM().collate([{**e, "labels": e["input_ids"]} for e in examples])
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """base/, and out/, the run of a Trainer that fine-tuned it."""
     folder = tmp_path_factory.mktemp("finetuned")
     gpt2().save_pretrained(folder / "base")
     tokenizer().save_pretrained(folder / "base")
-    data = [{"input_ids": torch.tensor(tokenizer()(line)["input_ids"])} for line in TRAIN]
-    arguments = TrainingArguments(
-        str(folder / "out"), learning_rate=RATE, lr_scheduler_type="linear", num_train_epochs=EPOCHS,
-        per_device_train_batch_size=BATCH // 2, gradient_accumulation_steps=2, save_steps=8, logging_steps=2,
-        report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    Trainer(gpt2(), arguments, train_dataset=data, data_collator=collate).train()
+    schedule = {"learning_rate": RATE, "lr_scheduler_type": "linear", "num_train_epochs": EPOCHS}
+    batches = {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}
+    train(folder / "out", sequences(TRAIN), save_steps=8, logging_steps=2, **schedule, **batches)
     tokenizer().save_pretrained(folder / "out")
     write_jsonl(folder / "train.jsonl", TRAIN)
     write_jsonl(folder / "held-out.jsonl", HELD_OUT)

@@ -5,12 +5,11 @@ import shutil
 
 import pytest
 import torch
-from hf_toy import CONTEXT, LINES, gpt2, save, tokenizer, write_jsonl
+from hf_toy import CONTEXT, LINES, gpt2, gradient, index_of, save, tokenizer, write_jsonl
 
 import toy
-from unde import Index, UndeError
+from unde import UndeError
 from unde.integrations.language import hf_setup, load_model
-from unde.methods import TracIn
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +38,28 @@ def copy(folder, tmp_path, *without):
 def test_scores_are_gradients_of_the_model_on_the_text(folder, tmp_path):
     data = write_jsonl(tmp_path / "train.jsonl", LINES[:3])
     setup = hf_setup(folder, data, eval_queries=LINES[3:4])
-    index = Index.build(
-        setup.model,
-        setup.task,
-        setup.train_data,
-        tmp_path / "idx",
-        method=TracIn(projection="none"),
-        progress=False,
-    )
-    found = index.score(setup.eval_queries).total()
+    found = index_of(setup, tmp_path / "idx").score(setup.eval_queries).total()
+    *train, query = (gradient(tokenizer()(line)["input_ids"]) for line in LINES[:4])
+    expected = torch.stack([query @ other for other in train])
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-7)
 
-    def gradient(text):  # nothing of unde: the model's own loss, differentiated
-        model, ids = gpt2(), torch.tensor([tokenizer()(text)["input_ids"]])
-        model(input_ids=ids, labels=ids).loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    expected = [gradient(LINES[3]) @ gradient(line) for line in LINES[:3]]
-    torch.testing.assert_close(found[0], torch.stack(expected), rtol=1e-4, atol=1e-7)
+def test_one_text_is_enough(tmp_path):
+    """Positions, which all examples of a batch share, look like one example's own if there is only one."""
+    setup = hf_setup(gpt2(), LINES[:1], tokenizer=tokenizer(), eval_queries=LINES[1:3])
+    found = index_of(setup, tmp_path / "i").score(setup.eval_queries).total()
+    own, *queries = (gradient(e["input_ids"]) for e in (setup.train_data[0], *setup.eval_queries))
+    expected = torch.stack([query @ own for query in queries])
+    torch.testing.assert_close(found[:, 0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_query_without_a_loss_is_named(tmp_path):
+    setup = hf_setup(gpt2(), LINES[:2], tokenizer=tokenizer())
+    index = index_of(setup, tmp_path / "i")
+    asked = [{"input_ids": e["input_ids"], "labels": e["input_ids"].clone()} for e in setup.train_data]
+    asked[1]["labels"][:] = -100
+    with pytest.raises(UndeError, match=r"^query 1 has no target, so no loss"):
+        index.score(asked)
 
 
 def test_what_is_shown_is_the_text(folder):
@@ -92,14 +96,7 @@ def test_adapters_train_and_bases_do_not(adapter, folder, tmp_path):
     setup = hf_setup(adapter, LINES[:4])  # the tokenizer is that of the base
     trained = [n for n, p in setup.model.named_parameters() if p.requires_grad]
     assert len(trained) == 2 and all("lora_" in n for n in trained)
-    index = Index.build(
-        setup.model,
-        setup.task,
-        setup.train_data,
-        tmp_path / "idx",
-        method=TracIn(projection="none"),
-        progress=False,
-    )
+    index = index_of(setup, tmp_path / "idx")
     assert index.manifest.unit_names == trained
     ids = torch.tensor([tokenizer()(LINES[0])["input_ids"]])
     setup.model(input_ids=ids, labels=ids).loss.backward()

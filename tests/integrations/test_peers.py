@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import toy
-import unde
 from unde import UndeError, learn_weights
 from unde.integrations import peers
+from unde.tasks import CausalLM
 
 FILES = Path(__file__).parent.parent / "data" / "peers"
 TEXTS = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
@@ -74,22 +74,15 @@ def test_dattri_is_transposed(ours):
 def language(tmp_path_factory):
     """The same four matrices of the same GPT-2, with the sum of token losses."""
     pytest.importorskip("transformers")
-    from hf_toy import LINES, gpt2, tokenizer
+    from hf_toy import LINES, gpt2, index_of, tokenizer
 
     from unde.integrations.language import hf_setup
 
     setup = hf_setup(gpt2(), LINES[:6], tokenizer=tokenizer(), eval_queries=TEXTS, seq_len=64)
     for name, p in setup.model.named_parameters():
         p.requires_grad_(".h.0." in name and name.endswith("weight") and "ln" not in name)
-    index = unde.Index.build(
-        setup.model,
-        unde.tasks.CausalLM(reduction="sum"),
-        setup.train_data,
-        tmp_path_factory.mktemp("language") / "idx",
-        method=unde.methods.TracIn(projection="none"),
-        progress=False,
-    )
-    return index.score(setup.eval_queries)
+    setup.task = CausalLM(reduction="sum")
+    return index_of(setup, tmp_path_factory.mktemp("language") / "idx").score(setup.eval_queries)
 
 
 def test_gradients_of_bergson_are_ours_by_module(language):

@@ -4,21 +4,21 @@ import json
 
 import pytest
 import torch
-from hf_toy import LINES, gpt2, tokenizer
+from hf_toy import LINES, gpt2, gradient, index_of, sequences
+from hf_toy import train as run_trainer
 from safetensors.torch import load_file
 from torch import nn
 
-from unde import Index, UndeError
+from unde import Setup, UndeError
 from unde.checkpoints import load_checkpoint
 from unde.integrations.transformers import CheckpointRecorder, recorded
-from unde.methods import TracIn
 from unde.tasks import CausalLM
 
 pytest.importorskip("accelerate")
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
 RATE, STEPS, WARMUP = 0.01, 6, 2
-DATA = [{"input_ids": torch.tensor(tokenizer()(line)["input_ids"])} for line in LINES]
+DATA = sequences(LINES)
 
 
 class Watch(TrainerCallback):
@@ -31,29 +31,11 @@ class Watch(TrainerCallback):
         self.weights[state.global_step] = {k: v.clone() for k, v in kwargs["model"].state_dict().items()}
 
 
-def collate(examples):
-    return CausalLM().collate([{**e, "labels": e["input_ids"]} for e in examples])
-
-
-def train(tmp_path, recorder, *others, resume=None, model=None, **options):
-    options = {"save_strategy": "steps", "save_steps": 2} | options
-    arguments = TrainingArguments(
-        str(tmp_path / "out"),
-        learning_rate=RATE,
-        warmup_steps=WARMUP,
-        max_steps=STEPS,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
-    trainer = Trainer(
-        model or gpt2(), arguments, train_dataset=DATA, data_collator=collate, callbacks=[recorder, *others]
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+def train(tmp_path, *callbacks, **options):
+    schedule = {"learning_rate": RATE, "warmup_steps": WARMUP, "max_steps": STEPS, "save_steps": 2}
+    batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    options = {"save_strategy": "steps", **schedule, **batches, **options}
+    return run_trainer(tmp_path / "out", DATA, *callbacks, **options)
 
 
 def schedule(step):
@@ -87,28 +69,13 @@ def test_every_few_steps_instead_of_every_save(tmp_path):
 def test_recorded_checkpoints_make_tracincp(tmp_path):
     trainer = train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
     checkpoints, rates = recorded(tmp_path / "rec")
-    index = Index.build(
-        trainer.model,
-        CausalLM(),
-        DATA[:4],
-        tmp_path / "idx",
-        method=TracIn(projection="none"),
-        checkpoints=checkpoints,
-        checkpoint_weights=rates,
-        progress=False,
-    )
-
-    def gradient(state, ids):
-        model = gpt2()
-        model.load_state_dict(state, strict=False)
-        model(input_ids=ids[None], labels=ids[None]).loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
-
+    setup = Setup(trainer.model, CausalLM(), DATA[:4])
+    index = index_of(setup, tmp_path / "idx", checkpoints=checkpoints, checkpoint_weights=rates)
     expected = torch.zeros(4)
     for path, rate in zip(checkpoints, rates):
         state = load_file(path)
-        query = gradient(state, DATA[5]["input_ids"])
-        expected += rate * torch.stack([query @ gradient(state, e["input_ids"]) for e in DATA[:4]])
+        query, *others = (gradient(e["input_ids"], state=state) for e in (DATA[5], *DATA[:4]))
+        expected += rate * torch.stack([query @ other for other in others])
     torch.testing.assert_close(index.score(DATA[5:6]).total()[0], expected, rtol=1e-4, atol=1e-7)
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
-from hf_toy import LINES, gpt2, tokenizer, write_jsonl
+from hf_toy import LINES, gpt2, gradient, sequences, tokenizer, train, write_jsonl
 from safetensors.torch import load_file
 
 from unde import Index, UndeError
 from unde.integrations.trainer import checkpoints_in, newest, steps
-from unde.tasks import CausalLM
 
 pytest.importorskip("accelerate")
-from transformers import Trainer, TrainingArguments
 
 RATE, STEPS = 0.01, 6
 
@@ -23,23 +21,8 @@ RATE, STEPS = 0.01, 6
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    data = [{"input_ids": torch.tensor(tokenizer()(line)["input_ids"])} for line in LINES]
-    arguments = TrainingArguments(
-        str(folder / "out"),
-        learning_rate=RATE,
-        lr_scheduler_type="linear",
-        max_steps=STEPS,
-        save_steps=2,
-        logging_steps=2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-
-    def collate(examples):
-        return CausalLM().collate([{**e, "labels": e["input_ids"]} for e in examples])
-
-    Trainer(gpt2(), arguments, train_dataset=data, data_collator=collate).train()
+    schedule = {"learning_rate": RATE, "lr_scheduler_type": "linear", "max_steps": STEPS}
+    train(folder / "out", sequences(LINES), save_steps=2, logging_steps=2, **schedule)
     tokenizer().save_pretrained(folder / "out")
     write_jsonl(folder / "train.jsonl", LINES[:4])
     return folder
@@ -57,16 +40,9 @@ def ask(index):
     return {row["index"]: row["score"] for row in json.loads(text)}
 
 
-def gradient(file, line):
-    model = gpt2()
-    model.load_state_dict(load_file(file), strict=False)
-    ids = torch.tensor([tokenizer()(line)["input_ids"]])
-    model(input_ids=ids, labels=ids).loss.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 def product(file, line):
-    return float(gradient(file, LINES[5]) @ gradient(file, line))
+    one, other = (gradient(e["input_ids"], state=load_file(file)) for e in sequences([LINES[5], line]))
+    return float(one @ other)
 
 
 def test_the_newest_checkpoint_of_a_run(here):
