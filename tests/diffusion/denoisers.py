@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from unde import Index
+
 SIZE, CHANNELS = 4, 2
 
 
@@ -39,3 +41,13 @@ def ddpm(**options):
     from diffusers import DDPMScheduler
 
     return DDPMScheduler(**{"num_train_timesteps": 100} | options)
+
+
+def index_of(model, task, data, folder, **options) -> Index:
+    return Index.build(model, task, data, folder, **{"progress": False} | options)
+
+
+def gradient(model: nn.Module, value: torch.Tensor) -> torch.Tensor:
+    """Of a number, with respect to all that is trained."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(value, trained)])

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from denoisers import ddpm, images, toy
+from denoisers import ddpm, images, index_of, toy
 from test_diffusion_task import unet
 
 from toy import stored
-from unde import Index, UndeError
+from unde import UndeError, bench
 from unde.data import Rows
 from unde.diffusion import sample
 from unde.gradients import Collector, make_units, plan_coverage
@@ -35,7 +35,7 @@ def every(index):
 
 def built(model, data, folder, memory, method, **options):
     task = Diffusion(ddpm(), timesteps=6, **options)
-    return Index.build(model, task, data, folder, method=method, memory=memory, progress=False)
+    return index_of(model, task, data, folder, method=method, memory=memory)
 
 
 @pytest.mark.parametrize("method", [TracIn(projection="none"), DAS(projection="none")], ids=["tracin", "das"])
@@ -46,13 +46,9 @@ def test_features_do_not_depend_on_the_budget(tmp_path, method):
     seen, large = rows_seen(model, lambda: built(model, data, tmp_path / "large", "1GB", method))
     assert seen[-1:] == [66]  # all images at all timesteps
     torch.testing.assert_close(every(small), every(large), rtol=1e-4, atol=1e-6)
-    if small.method.extra_measures:
-        torch.testing.assert_close(
-            stored(small).values("beside"), stored(large).values("beside"), rtol=1e-5, atol=1e-6
-        )
-    torch.testing.assert_close(
-        stored(small).values("loss"), stored(large).values("loss"), rtol=1e-5, atol=1e-6
-    )
+    for name in ("loss", "beside") if small.method.extra_measures else ("loss",):
+        one, other = (stored(index).values(name) for index in (small, large))
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_queries_keep_to_the_budget_of_their_index(tmp_path):
@@ -144,3 +140,18 @@ def test_parts_are_few_and_equal(count, most):
     sizes = [len(part) for part in parts]
     assert len(parts) == -(-count // max(1, most))
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("run", [bench.plain_pass, bench.frozen_pass])
+def test_each_pass_of_a_benchmark_goes_backward_before_the_next(run):
+    """It runs every timestep of every image, a few noisy images at a time."""
+    model, seen = toy(), []
+    model.first.register_forward_hook(lambda module, args, out: seen.append(("forward", len(args[0]))))
+    model.last.register_full_backward_hook(
+        lambda module, given, grads: seen.append(("backward", len(grads[0])))
+    )
+    task = Diffusion(ddpm(), timesteps=5, rows=4)
+    run(model, task, [images(2), images(1, seed=1)])
+    # Two images at one, two and two timesteps; one image at two and at three.
+    sizes = [2, 4, 4, 2, 3]
+    assert seen == [(way, size) for size in sizes for way in ("forward", "backward")]

@@ -2,22 +2,20 @@
 
 import pytest
 import torch
-from denoisers import ddpm, images, toy
+from denoisers import ddpm, gradient, images, index_of, toy
 from torch import nn
 
-from unde import Groups, Index, Task, UndeError, learn_weights
-from unde.methods import DAS, DTRAK
+from unde import Groups, Task, UndeError, learn_weights
+from unde.diffusion import sample
+from unde.methods import DAS, DTRAK, JourneyTRAK
 from unde.tasks import Diffusion
 
 N, Q = 9, 4
 
 
 def gradients(model, task, x, name):
-    rows = []
-    for i in range(len(x)):
-        value = task.measure(model, x[i : i + 1], name=name).sum()
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))]))
-    return torch.stack(rows).double()
+    values = (task.measure(model, row[None], name=name).sum() for row in x)
+    return torch.stack([gradient(model, value) for value in values]).double()
 
 
 def kernel(phi, damping=0.1):
@@ -31,8 +29,7 @@ def setting(tmp_path):
     x, queries = images(N), images(Q, seed=5)
 
     def scores(method):
-        index = Index.build(model, task, x, tmp_path / method.name / method.weigh if method.name == "das" else tmp_path,
-                            method=method, progress=False, groups="tensor")  # fmt: skip
+        index = index_of(model, task, x, tmp_path / "i", method=method, groups="tensor")
         return index, index.score(queries)
 
     return model, task, x, queries, scores
@@ -124,9 +121,7 @@ def test_das_is_the_squared_leave_one_out_change_of_ridge_regression(tmp_path):
     model = nn.Linear(5, 1, bias=False)
     model.weight.data = theta.float()[None]
     method = DAS(damping=lam, relative=False, projection="none")
-    index = Index.build(
-        model, Ridge(), (x, y), tmp_path / "i", method=method, progress=False, groups=Groups.by_tensor(model)
-    )
+    index = index_of(model, Ridge(), (x, y), tmp_path / "i", method=method, groups=Groups.by_tensor(model))
     got = index.score((queries, torch.zeros(6))).total()
     for n in everything:
         without = fit([i for i in everything if i != n])
@@ -139,7 +134,7 @@ def test_a_leverage_of_one_stays_finite(tmp_path):
     x = torch.eye(3)
     model = nn.Linear(3, 1, bias=False)
     method = DAS(damping=1e-9, relative=False, projection="none")
-    index = Index.build(model, Ridge(), (x, torch.ones(3)), tmp_path / "i", method=method, progress=False)
+    index = index_of(model, Ridge(), (x, torch.ones(3)), tmp_path / "i", method=method)
     assert index.score((x, torch.ones(3))).total().isfinite().all()
 
 
@@ -148,3 +143,29 @@ def test_options():
         DAS(weigh="both")
     assert DAS(weigh="after").linear
     assert not DAS().linear
+
+
+METHODS = {
+    "d-trak": DTRAK(projection="kron(3)"),
+    "das": DAS(projection="kron(3)"),
+    "journey": JourneyTRAK(projection="kron(3)"),
+    "journey-per-step": JourneyTRAK(projection="kron(3)", training="per-step", inference_steps=3),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_appended_to_and_removed_from_as_built_at_once(tmp_path, method):
+    model, task, x = toy(), Diffusion(ddpm(), timesteps=3), images(14)
+    options = {"method": method, "memory": "50MB"}
+    index = index_of(model, task, x[:8], tmp_path / "i", **options)
+    index.append(x[8:], progress=False)
+    index.remove(indices=[2, 9])
+    left = torch.tensor([i for i in range(14) if i not in (2, 9)])
+    whole = index_of(model, task, x[left], tmp_path / "w", **options)
+    queries = images(3, seed=5)
+    if "journey" in method.name:
+        samples = sample(model, ddpm(clip_sample=False), (2, 4, 4), [1, 2], steps=3, progress=False)
+        queries = samples.queries(journey=True)
+    got, want = index.score(queries).total(), whole.score(queries).total()
+    assert (got - want).abs().max() <= 1e-4 * want.abs().max()
+    assert index.verify()

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from denoisers import ddpm, images, toy
+from denoisers import ddpm, gradient, images, index_of, toy
 from torch import nn
 
 from toy import stored
-from unde import Index, UndeError
+from unde import UndeError
 from unde.data import Rows, digest
 from unde.methods import DAS, DTRAK, TracIn
 from unde.tasks import Diffusion
@@ -27,14 +27,9 @@ def by_hand(model, task, image, name, **given):
             target = task.scheduler.get_velocity(image[None], noise, when)
             a = task.scheduler.alphas_cumprod[t]
             predicted = a.sqrt() * out + (1 - a).sqrt() * noisy
-        values.append(
-            {
-                "loss": ((out - target) ** 2).mean(),
-                "residual": ((out - target) ** 2).mean(),
-                "square": (predicted**2).mean(),
-                "mean": predicted.mean(),
-            }[name]
-        )
+        loss = ((out - target) ** 2).mean()
+        measures = {"loss": loss, "residual": loss, "square": (predicted**2).mean(), "mean": predicted.mean()}
+        values.append(measures[name])
     return torch.stack(values).mean()
 
 
@@ -54,13 +49,10 @@ def test_measures_are_means_over_timesteps(prediction, name, rows):
 def test_features_are_gradients_of_the_mean(tmp_path, method, name, rows):
     model, x = toy(), images(7)
     task = Diffusion(ddpm(), timesteps=4, rows=rows)
-    index = Index.build(
-        model, task, x, tmp_path / "i", method=method(projection="none"), batch_size=3, progress=False
-    )
-    for i in range(7):
-        value = by_hand(model, task, x[i], name)
-        g = torch.cat([p.flatten() for p in torch.autograd.grad(value, list(model.parameters()))])
-        torch.testing.assert_close(stored(index).block(0, 0)[i], g, rtol=1e-4, atol=1e-6)
+    index = index_of(model, task, x, tmp_path / "i", method=method(projection="none"), batch_size=3)
+    for row, image in zip(stored(index).block(0, 0), x, strict=True):
+        expected = gradient(model, by_hand(model, task, image, name))
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
     if method is DAS:
         residual = torch.stack([by_hand(model, task, image, "loss") for image in x]).detach()
         torch.testing.assert_close(stored(index).values("beside")[:, 0], residual, rtol=1e-5, atol=1e-6)
@@ -90,7 +82,7 @@ def test_conditions_and_prompts(tmp_path):
         task.measure(model, {"images": x, "condition": vectors}), want, rtol=1e-5, atol=1e-6
     )
     data = {"images": x, "condition": vectors}
-    index = Index.build(model, task, data, tmp_path / "i", method=DTRAK(), progress=False)
+    index = index_of(model, task, data, tmp_path / "i", method=DTRAK())
     assert index.score({k: v[:2] for k, v in data.items()}).total().isfinite().all()
 
 
@@ -115,32 +107,22 @@ def unet(**options):
 
 
 def against_autograd(model, task, data, tmp_path):
-    from unde.methods import TracIn
-
-    index = Index.build(
-        model, task, data, tmp_path / "i", method=TracIn(projection="none"), batch_size=4, progress=False
-    )
+    index = index_of(model, task, data, tmp_path / "i", method=TracIn(projection="none"), batch_size=4)
     rows = Rows(data)
-    trained = [p for p in model.parameters() if p.requires_grad]
     for i in range(len(rows)):
-        value = task.loss(model, rows.batch([i])).sum()
-        g = torch.cat([p.flatten() for p in torch.autograd.grad(value, trained)])
-        torch.testing.assert_close(
-            stored(index).block(0, 0)[i], g, rtol=1e-3, atol=1e-5 * float(g.abs().max())
-        )
+        g = gradient(model, task.loss(model, rows.batch([i])).sum())
+        found = stored(index).block(0, 0)[i]
+        torch.testing.assert_close(found, g, rtol=1e-3, atol=1e-5 * float(g.abs().max()))
 
 
 def test_text_conditional_unet_with_prompts(tmp_path):
     encoder = Encoder()
-    data = {
-        "latents": images(4),
-        "prompts": torch.randint(9, (4, 5), generator=torch.Generator().manual_seed(0)),
-    }
+    prompts = torch.randint(9, (4, 5), generator=torch.Generator().manual_seed(0))
+    data = {"latents": images(4), "prompts": prompts}
     task = Diffusion(ddpm(prediction_type="v_prediction"), timesteps=3, text_encoder=encoder)
     against_autograd(unet(), task, data, tmp_path)
     given = {"latents": data["latents"], "encoder_hidden_states": encoder(data["prompts"])[0].detach()}
-    a, b = task.loss(unet(), data), task.loss(unet(), given)
-    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(task.loss(unet(), data), task.loss(unet(), given))
 
 
 def test_unconditional_unet(tmp_path):
@@ -178,7 +160,7 @@ def test_dit(tmp_path):
     ).eval()  # fmt: skip
     data = {"latents": images(4), "class_labels": torch.tensor([0, 3, 5, 1])}
     task = Diffusion(ddpm(), timesteps=3)
-    index = Index.build(model, task, data, tmp_path / "i", method=DTRAK(), batch_size=2, progress=False)
+    index = index_of(model, task, data, tmp_path / "i", method=DTRAK(), batch_size=2)
     assert stored(index).block(0, 0).abs().sum(1).min() > 0
 
 

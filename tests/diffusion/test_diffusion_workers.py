@@ -1,12 +1,11 @@
 """Diffusion models in other processes: the same bits, noise and steps of trajectories included."""
 
-from unittest import mock
-
 import pytest
 import torch
-from denoisers import ddpm, images, toy
+from denoisers import ddpm, images, index_of, toy
 
-from unde import Index, Setup
+from toy import cut
+from unde import Setup
 from unde.methods import DAS, JourneyTRAK
 from unde.parallel import Processes
 from unde.tasks import Diffusion
@@ -27,14 +26,8 @@ def workers():
 
 def built(folder, method, **who):
     setup = make()
-    cut = (
-        mock.patch("unde.gradients.feature_pass.MOST", 2),
-        mock.patch("unde.index.builder.SHARD_PASSES", 2),
-    )
-    with cut[0], cut[1]:
-        return Index.build(
-            setup.model, setup.task, setup.train_data, folder, method=method, progress=False, **who
-        )  # fmt: skip
+    with cut(pass_size=2, shard_passes=2):
+        return index_of(setup.model, setup.task, setup.train_data, folder, method=method, **who)
 
 
 def files(folder):

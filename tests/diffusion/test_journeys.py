@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from denoisers import ddpm, images, toy
+from denoisers import ddpm, gradient, images, index_of, toy
 
 from unde import Index, UndeError
 from unde.diffusion import sample
@@ -51,10 +51,6 @@ def test_roles_have_seeds_of_their_own():
     sample(toy(), scheduler(), SHAPE, range(3, 5), steps=2, apart_from=[learn], progress=False)
 
 
-def gradient(model, loss):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-
 def journeys(model, made):
     """(Q, steps, P) gradients of the simple loss at every x_t, with the noise beside the final image as target."""
     alphas = scheduler().alphas_cumprod
@@ -72,9 +68,7 @@ def journeys(model, made):
 def test_journey_trak_with_averaged_training(tmp_path):
     model, x, task = toy(), images(9), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2, 3], steps=5, progress=False)
-    index = Index.build(
-        model, task, x, tmp_path / "i", method=TRAK(projection="none", damping=0.1), progress=False
-    )
+    index = index_of(model, task, x, tmp_path / "i", method=TRAK(projection="none", damping=0.1))
     got = index.score(made.queries(journey=True), JourneyTRAK(damping=0.1)).total()
     phi = torch.stack([gradient(model, task.loss(model, x[i : i + 1]).sum()) for i in range(9)])
     gram = phi.T @ phi
@@ -89,7 +83,7 @@ def test_journey_trak_step_by_step(tmp_path):
     model, x, task = toy(), images(9), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2, 3], steps=5, progress=False)
     method = JourneyTRAK(damping=0.1, training="per-step", inference_steps=5, projection="none")
-    index = Index.build(model, task, x, tmp_path / "i", method=method, batch_size=4, progress=False)
+    index = index_of(model, task, x, tmp_path / "i", method=method, batch_size=4)
     got = index.score(made.queries(journey=True)).total()
     steps = [
         torch.stack([
@@ -110,24 +104,23 @@ def test_journey_trak_step_by_step(tmp_path):
 def test_bad_journeys(tmp_path):
     model, task = toy(), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2], steps=5, progress=False)
-    index = Index.build(model, task, images(6), tmp_path / "i", method="trak", progress=False)
-    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
-        index.score(made.queries(), "journey-trak")
-    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
-        index.score([{"latents": x} for x in made.latents], "journey-trak")
-    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
-        index.score(made.latents, "journey-trak")
-    foreign = made.queries(journey=True) | {"timesteps": made.timesteps.flip(1)}
-    with pytest.raises(UndeError, match="of another sampler or scheduler"):
-        index.score(foreign, "journey-trak")
-    short = made.queries(journey=True)
-    short |= {"trajectory": short["trajectory"][:, 1:], "timesteps": short["timesteps"][:, 1:]}
-    with pytest.raises(UndeError, match=r"timesteps \[60, 40, 20\].* is of another sampler"):
-        index.score(short, "journey-trak")
-    with pytest.raises(UndeError, match=r"a trajectory of shape \(2, 5, 2, 4, 4\) with timesteps None"):
-        index.score({k: v for k, v in made.queries(journey=True).items() if k != "timesteps"}, "journey-trak")
+    index = index_of(model, task, images(6), tmp_path / "i", method="trak")
+    whole = made.queries(journey=True)
+    timeless = {k: v for k, v in whole.items() if k != "timesteps"}
+    short = {"trajectory": whole["trajectory"][:, 1:], "timesteps": whole["timesteps"][:, 1:]}
+    no_trajectory = "Journey-TRAK follows the trajectory"
+    for queries, says in (
+        (made.queries(), no_trajectory),
+        ([{"latents": x} for x in made.latents], no_trajectory),
+        (made.latents, no_trajectory),
+        (whole | {"timesteps": made.timesteps.flip(1)}, "of another sampler or scheduler"),
+        (whole | short, r"timesteps \[60, 40, 20\].* is of another sampler"),
+        (timeless, r"a trajectory of shape \(2, 5, 2, 4, 4\) with timesteps None"),
+    ):
+        with pytest.raises(UndeError, match=says):
+            index.score(queries, "journey-trak")
     with pytest.raises(UndeError, match="needs the features of 50 steps, the index holds 1"):
-        index.score(made.queries(journey=True), JourneyTRAK(training="per-step"))
+        index.score(whole, JourneyTRAK(training="per-step"))
 
 
 def test_bad_requests():
