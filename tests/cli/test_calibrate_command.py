@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commands import PROJECT, add_project, invoke, run
 
+from refusals import refused
 from unde import UndeError
 from unde.evaluate import Bank
 from unde.index.calibration import Calibration
@@ -72,8 +73,7 @@ def bank(setup, sets):
 def test_a_bank_trains_nothing_and_queries_that_calibrated_do_not_evaluate(project):
     bank(Recipe(f"{project}:trained").make(), ("learn", "eval"))
     base = ("calibrate", f"{project}:trained", "--index", "idx", "--bank", "bank.npz")
-    with pytest.raises(UndeError, match="say which"):
-        run(*base)
+    refused("say which", run, *base)
     assert "nothing was trained" in run(*base, "--utility", "learn")
     table = run("evaluate", f"{project}:trained", "--index", "idx", "--bank", "bank.npz", "--format", "json")
     assert "unweighted" in json.loads(table[table.index("{") :])

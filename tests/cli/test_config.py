@@ -7,6 +7,7 @@ import pytest
 from commands import run
 
 import toy
+from refusals import refused
 from unde import Index, UndeError
 from unde.index.verify import verify
 from unde.store import layout
@@ -78,8 +79,7 @@ def test_the_file_of_a_foreign_index_runs_nothing(project, tmp_path, monkeypatch
         run("build", "--config", "idx/run.toml", "--out", "new")
     Path("idx/run.toml").write_text(f'target = "{project}:make"\n')
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another home"))
-    with pytest.raises(UndeError, match="the index was built by somebody else"):
-        run("build", "--config", "idx/run.toml", "--out", "new")
+    refused("the index was built by somebody else", run, "build", "--config", "idx/run.toml", "--out", "new")
 
 
 def test_the_file_is_part_of_the_index(project):

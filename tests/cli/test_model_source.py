@@ -9,6 +9,7 @@ import pytest
 from commands import invoke, run
 from safetensors.torch import save_file
 
+from refusals import refused
 from unde import UndeError
 from unde.setup import Recipe
 from unde.store.files import settings_checksum
@@ -88,8 +89,7 @@ def test_modules_inside_the_index_are_not_run_from_there(built, monkeypatch):
 def test_what_somebody_else_has_built_with_is_not_run(built, tmp_path, monkeypatch):
     """Even if a module of that name is here: it must be typed once."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another home"))
-    with pytest.raises(UndeError, match=r"somebody else, or elsewhere.*: give MODULE:FUNCTION"):
-        run("attribute", "--index", "idx")
+    refused(r"somebody else, or elsewhere.*: give MODULE:FUNCTION", run, "attribute", "--index", "idx")
     run("attribute", built, "--index", "idx")
     with pytest.raises(UndeError, match="somebody else"):  # asking is not building
         run("attribute", "--index", "idx")

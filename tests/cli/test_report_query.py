@@ -8,6 +8,7 @@ import pytest
 import torch
 from commands import invoke, run
 
+from refusals import refused
 from report_dom import parse, words
 from unde import Index, UndeError
 from unde.setup import Recipe
@@ -91,8 +92,7 @@ def test_refusals(built, project):
         ("a text", "is no file: expected the file of an image, or a number"),
         ("text.png", "--query text.png: this file is no PNG or JPEG picture"),
     ):
-        with pytest.raises(UndeError, match=says):
-            page(built, "--query", asked)
+        refused(says, page, built, "--query", asked)
     with pytest.raises(UndeError, match=r"brings its own queries, eval_queries. A folder of samples is for"):
         page(built, "--queries", ".")
     Image.new("L", (4, 4)).save("dark.png")

@@ -5,6 +5,7 @@ import socket
 import pytest
 from commands import invoke, run
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.ui.explorer.app import address, open_socket
 
@@ -35,12 +36,9 @@ def test_it_opens_a_remembered_project_and_a_named_one(built, opened):
 def test_it_says_what_is_wrong(built, opened, tmp_path):
     with open_socket("127.0.0.1", 0) as taken, pytest.raises(UndeError, match="choose another with --port"):
         invoke("serve", "--index", "idx", "--port", taken.getsockname()[1])
-    with pytest.raises(UndeError, match="no weights file"):
-        invoke("serve", "--index", "idx", "--port", 0, "--weights", "none.json")
-    with pytest.raises(UndeError, match="is a folder"):
-        invoke("serve", "--index", "idx", "--port", 0, "--weights", "idx")
-    with pytest.raises(UndeError, match="idx2"):
-        invoke("serve", "--index", "idx2", "--port", 0)
+    refused("no weights file", invoke, "serve", "--index", "idx", "--port", 0, "--weights", "none.json")
+    refused("is a folder", invoke, "serve", "--index", "idx", "--port", 0, "--weights", "idx")
+    refused("idx2", invoke, "serve", "--index", "idx2", "--port", 0)
     assert not opened
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bank_jobs import assert_same, run
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import Bank, lds
 
@@ -103,12 +104,9 @@ def test_a_finished_bank_is_not_trained_again(reference):
     ],
 )
 def test_another_plan_is_refused_for_finished_and_unfinished_banks(tmp_path, reference, change, message):
-    with pytest.raises(UndeError, match=message):
-        run(reference.path, **change)
-    with pytest.raises(UndeError, match="no luck today"):
-        run(tmp_path / "bank", train=bank_jobs.fail_on_some)
-    with pytest.raises(UndeError, match=message):
-        run(tmp_path / "bank", **change)
+    refused(message, run, reference.path, **change)
+    refused("no luck today", run, tmp_path / "bank", train=bank_jobs.fail_on_some)
+    refused(message, run, tmp_path / "bank", **change)
 
 
 def test_the_default_name_tells_trainings_apart(tmp_path):

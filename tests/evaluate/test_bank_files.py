@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from bank_jobs import assert_same, run
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.evaluate.bank import bank_io as files
@@ -71,23 +72,19 @@ def test_two_runs_at_once_are_refused(tmp_path):
 def test_foreign_files_are_neither_read_nor_overwritten(tmp_path):
     (tmp_path / "bank.parts").mkdir()
     (tmp_path / "bank.parts" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UndeError, match=r"holds something else than a bank \(thesis.tex\)"):
-        run(tmp_path / "bank")
+    refused(r"holds something else than a bank \(thesis.tex\)", run, tmp_path / "bank")
     for name, content in (("text", b"hello"), ("npy", b"\x93NUMPY\x01\x00"), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UndeError, match="not a bank"):
-            run(tmp_path / name)
+        refused("not a bank", run, tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
 
 
 def test_other_formats_and_pickles_are_not_opened(tmp_path, reference):
     arrays = arrays_of(reference)
     np.savez(tmp_path / "new.npz", **with_provenance(arrays, format="unde bank 99"))
-    with pytest.raises(UndeError, match="unde bank 99"):
-        Bank.open(tmp_path / "new.npz")
+    refused("unde bank 99", Bank.open, tmp_path / "new.npz")
     np.savez(tmp_path / "evil.npz", **{**arrays, "seeds": np.array([object()])})
-    with pytest.raises(UndeError, match="not a bank that can be read"):
-        Bank.open(tmp_path / "evil.npz")
+    refused("not a bank that can be read", Bank.open, tmp_path / "evil.npz")
 
 
 def test_leftover_parts_go_if_they_are_of_this_bank_and_stay_if_not(tmp_path):
@@ -269,14 +266,10 @@ def test_paths_that_cannot_be_a_bank_are_told(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     for call in (Bank.open, run):
-        with pytest.raises(UndeError, match=r"cannot read .*folder \(Is a directory\)"):
-            call(tmp_path / "folder")
-    with pytest.raises(UndeError, match=r"cannot keep models in .*\(Not a directory\): choose a path"):
-        run(tmp_path / "file" / "bank")
-    with pytest.raises(UndeError, match="there is no bank at"):
-        Bank.open(tmp_path / ("x" * 5000))
-    with pytest.raises(UndeError, match=r"cannot keep models in .*\(File name too long\)"):
-        run(tmp_path / ("x" * 5000))
+        refused(r"cannot read .*folder \(Is a directory\)", call, tmp_path / "folder")
+    refused(r"cannot keep models in .*\(Not a directory\): choose a path", run, tmp_path / "file" / "bank")
+    refused("there is no bank at", Bank.open, tmp_path / ("x" * 5000))
+    refused(r"cannot keep models in .*\(File name too long\)", run, tmp_path / ("x" * 5000))
     assert_same(run(tmp_path / "new" / "folder" / "bank", subsets=1), run(tmp_path / "bank", subsets=1))
 
 

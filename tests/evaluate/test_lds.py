@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import lds, paired
 
@@ -187,20 +188,15 @@ def test_shapes_that_fit_no_way_are_told_apart():
     with pytest.raises(UndeError, match=r"Q is 6 .* and 7") as caught:
         lds(scores[:6], masks, utility)
     assert "transposed" not in str(caught.value)
-    with pytest.raises(UndeError, match=r"N is 20 .* and 19"):
-        lds(scores, masks[:, :19], utility)
-    with pytest.raises(UndeError, match=r"utility must have shape \(S, Q\), but has shape \(15,\)"):
-        lds(scores, masks, utility[:, 0])
-    with pytest.raises(UndeError, match="at least 2 subsets"):
-        lds(scores, masks[:1], utility[:1])
+    refused(r"N is 20 .* and 19", lds, scores, masks[:, :19], utility)
+    refused(r"utility must have shape \(S, Q\), but has shape \(15,\)", lds, scores, masks, utility[:, 0])
+    refused("at least 2 subsets", lds, scores, masks[:1], utility[:1])
 
 
 def test_positions_instead_of_masks_are_refused_and_zeros_and_ones_accepted():
     scores, masks, utility = problem(0)
-    with pytest.raises(UndeError, match="only True and False"):
-        lds(scores, np.tile(np.arange(20), (15, 1)), utility)
-    with pytest.raises(UndeError, match="only True and False"):
-        lds(scores, np.where(masks, "a", "b"), utility)
+    refused("only True and False", lds, scores, np.tile(np.arange(20), (15, 1)), utility)
+    refused("only True and False", lds, scores, np.where(masks, "a", "b"), utility)
     same = lds(scores, masks.astype(float), utility)
     np.testing.assert_array_equal(same.per_query, lds(scores, masks, utility).per_query)
 
@@ -208,17 +204,13 @@ def test_positions_instead_of_masks_are_refused_and_zeros_and_ones_accepted():
 def test_broken_numbers_are_found_and_placed():
     scores, masks, utility = problem(0, ties=False)
     scores[3, 8] = np.nan
-    with pytest.raises(UndeError, match=r"total_scores has 1 NaN .* query 3, training example 8"):
-        lds(scores, masks, utility)
+    refused(r"total_scores has 1 NaN .* query 3, training example 8", lds, scores, masks, utility)
     utility[5, 2] = -np.inf
-    with pytest.raises(UndeError, match=r"utility has 1 NaN .* subset 5, query 2"):
-        lds(scores, masks, utility)
+    refused(r"utility has 1 NaN .* subset 5, query 2", lds, scores, masks, utility)
 
 
 def test_bootstrap_refuses_what_it_cannot_do():
     scores, masks, utility = problem(0)
-    with pytest.raises(UndeError, match="7 subsets are too few"):
-        lds(scores, masks[:7], utility[:7], bootstrap=10)
+    refused("7 subsets are too few", lds, scores, masks[:7], utility[:7], bootstrap=10)
     for draws in (-3, 1):
-        with pytest.raises(UndeError, match="number of draws"):
-            lds(scores, masks, utility, bootstrap=draws)
+        refused("number of draws", lds, scores, masks, utility, bootstrap=draws)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
+from refusals import refused
 from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, paired, tail_patch
@@ -369,10 +370,7 @@ def test_bad_queries_and_losses():
         def loss(self, model, batch):
             return F.cross_entropy(model(batch[0]), batch[1])
 
-    with pytest.raises(
-        UndeError, match=r"query 0: task.loss gave .* shape \(\) for 1 examples: expected \(1,\)"
-    ):
-        patch(task=Averaged())
+    refused(r"query 0: task.loss gave .* shape \(\) for 1 examples: expected \(1,\)", patch, task=Averaged())
 
     class Zero(CausalLM):
         def loss(self, model, batch):
@@ -385,14 +383,11 @@ def test_bad_queries_and_losses():
         "train_data": train,
         "queries": sequences(1, seed=4),
     }
-    with pytest.raises(UndeError, match=r"training examples \[1, 2\]: example 1 .* no target"):
-        patch(**options, top_indices=[[1, 2]])
-    with pytest.raises(UndeError, match="query 0: the loss is exactly 0"):
-        patch(**{**options, "task": Zero(), "top_indices": [[0]]})
+    refused(r"training examples \[1, 2\]: example 1 .* no target", patch, **options, top_indices=[[1, 2]])
+    refused("query 0: the loss is exactly 0", patch, **{**options, "task": Zero(), "top_indices": [[0]]})
     x, y = points(3, seed=9)
     x[1] = float("nan")
-    with pytest.raises(UndeError, match="query 1: the loss is nan under the model as it is"):
-        patch(queries=(x, y))
+    refused("query 1: the loss is nan under the model as it is", patch, queries=(x, y))
 
 
 def test_queries_that_are_training_examples_are_refused(tmp_path):
@@ -406,8 +401,7 @@ def test_queries_that_are_training_examples_are_refused(tmp_path):
     mixed = (torch.cat([x[:2] + 0.01, x[9:]]), torch.cat([y[:2], y[9:]]))
     scores, fine = index.score(mixed), index.score(near(x[:3], y[:3]))
     others = replace(scores.top(2), indices=torch.tensor([[3, 4]] * 3))  # the query itself is not among them
-    with pytest.raises(UndeError, match=said):
-        patch(model=model, queries=mixed, top_indices=others)
+    refused(said, patch, model=model, queries=mixed, top_indices=others)
     top = fine.top(3)
     result = patch(model=model, top_indices=top)
     assert np.array_equal(

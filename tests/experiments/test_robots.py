@@ -18,7 +18,7 @@ from experiments.datasets import pretraining_robots, robot_queries, robots, scen
 from experiments.datasets.robot_sets import CATEGORIES, OTHER
 from experiments.datasets.styles import OTHER_STYLES, STYLES
 
-from unde import UndeError
+from refusals import refused
 from unde.evaluate import recall_at_k
 
 ATTRIBUTES = ("subject", "style", "background")
@@ -181,16 +181,12 @@ def test_the_licence_names_every_artist(data):
 
 
 def test_mistakes_are_named(data, monkeypatch):
-    with pytest.raises(UndeError, match="size is 48: the pictures are drawn at 32 or 64"):
-        robots(size=48)
-    with pytest.raises(UndeError, match=r"unknown attribute 'styles'.*Did you mean 'style'"):
-        data.contributors(data.labels, "styles")
-    with pytest.raises(UndeError, match="unknown split 'test'"):
-        data.queries("test")
+    refused("size is 48: the pictures are drawn at 32 or 64", robots, size=48)
+    refused(r"unknown attribute 'styles'.*Did you mean 'style'", data.contributors, data.labels, "styles")
+    refused("unknown split 'test'", data.queries, "test")
     scenes._matches.cache_clear()
     monkeypatch.setattr(scenes, "find_spec", lambda name: None)
-    with pytest.raises(UndeError, match=r"pip install 'unde\[examples\]'"):
-        robots()
+    refused(r"pip install 'unde\[examples\]'", robots)
 
 
 def test_the_page_about_the_robots_runs(capsys):

@@ -14,6 +14,7 @@ from experiments.scale.llama import OpenWebText, continued
 from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
 from experiments.scale.tokens import sequences
 
+from refusals import refused
 from unde import UndeError
 from unde.evaluate import Estimate, TailPatch
 
@@ -76,8 +77,7 @@ def test_texts_are_joined_and_cut(tmp_path, folder, tokenizer):
 
 
 def test_what_is_missing_is_said(tmp_path, folder, tokenizer):
-    with pytest.raises(UndeError, match="no tokenizer: give --model FOLDER"):
-        WikiText(TINY, scale_toy.place(tmp_path, folder)).train_data()
+    refused("no tokenizer: give --model FOLDER", WikiText(TINY, scale_toy.place(tmp_path, folder)).train_data)
     with pytest.raises(UndeError, match=r"holds no tokenizer \(tokenizer.json or vocab.json\)"):
         WikiText(TINY, scale_toy.place(tmp_path, folder, model=folder)).train_data()
     with pytest.raises(UndeError, match=r"sequences of 8 tokens in the train split.*--fewer"):

@@ -5,6 +5,7 @@ import pytest
 import scale_toy
 from experiments.scale.sources import Source, enough, of_classes, pictures, texts
 
+from refusals import refused
 from unde import UndeError
 
 LAYOUT = "such and such a layout"
@@ -91,12 +92,10 @@ def test_what_is_wrong_with_a_folder_of_texts(tmp_path, files, message):
 
 
 def test_what_is_wrong_with_a_folder_of_images(tmp_path):
-    with pytest.raises(UndeError, match=r"no folder .*nowhere: expected such"):
-        pictures(Source(tmp_path / "nowhere"), "train", LAYOUT)
+    refused(r"no folder .*nowhere: expected such", pictures, Source(tmp_path / "nowhere"), "train", LAYOUT)
     scale_toy.images(tmp_path / "x", ["cat", "dog"], 2)
     (tmp_path / "x" / "cat" / "0.png").write_text("no image")
-    with pytest.raises(UndeError, match="cannot read an image"):
-        pictures(Source(tmp_path / "x"), "train", LAYOUT).pixels(0, 4)
+    refused("cannot read an image", pictures(Source(tmp_path / "x"), "train", LAYOUT).pixels, 0, 4)
     (tmp_path / "x" / "metadata.jsonl").write_text('{"file_name": "cat/0.png"}\n')
     with pytest.raises(UndeError, match=r"has no column 'text', only image: expected such"):
         pictures(Source(tmp_path / "x"), "train", LAYOUT)

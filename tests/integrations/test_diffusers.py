@@ -7,6 +7,7 @@ import torch
 from sd_toy import PROMPTS, SIDE, TOKENS, WIDTH, ddim, pixels, trained, unet
 
 import toy
+from refusals import refused
 from unde import Index, UndeError
 from unde.data import Rows, digest
 from unde.integrations.diffusers import (
@@ -184,8 +185,7 @@ def test_a_pipeline_without_prompts(tmp_path):
     assert index.score(made.queries()).total().isfinite().all()
     with pytest.raises(UndeError, match="prompts for DDPMPipeline, which has no text encoder"):
         diffusion_setup(pipeline, pixels(), PROMPTS)
-    with pytest.raises(UndeError, match="prompts for DDPMPipeline"):
-        sample_pipeline(pipeline, "a cat", [1])
+    refused("prompts for DDPMPipeline", sample_pipeline, pipeline, "a cat", [1])
 
 
 # --- LoRA -------------------------------------------------------------------------------------------------
@@ -204,10 +204,8 @@ def test_lora_starts_as_the_model_itself(pipeline):
     again = add_lora(unet(), 3, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(found, again))
     assert not torch.equal(add_lora(unet(), 3, seed=2)[0], found[0])
-    with pytest.raises(UndeError, match="has LoRA layers already"):
-        add_lora(pipeline.unet, 3)
-    with pytest.raises(UndeError, match="rank 0: expected at least 1"):
-        add_lora(unet(), 0)
+    refused("has LoRA layers already", add_lora, pipeline.unet, 3)
+    refused("rank 0: expected at least 1", add_lora, unet(), 0)
 
 
 # --- bad input --------------------------------------------------------------------------------------------
@@ -218,23 +216,16 @@ def test_nothing_to_attribute_with(pipeline):
     with pytest.raises(UndeError, match=r"no trainable parameter.*put LoRA on it with add_lora"):
         diffusion_setup(pipeline, pixels(), PROMPTS)
     trained(pipeline).unet.requires_grad_(False)
-    with pytest.raises(UndeError, match="its LoRA is frozen"):
-        diffusion_setup(pipeline, pixels(), PROMPTS)
+    refused("its LoRA is frozen", diffusion_setup, pipeline, pixels(), PROMPTS)
 
 
 def test_bad_prompts(pipeline):
-    with pytest.raises(UndeError, match="4 prompts for 3 images"):
-        diffusion_setup(pipeline, pixels(3), PROMPTS)
-    with pytest.raises(UndeError, match="one prompt for 4 images: expected a list"):
-        diffusion_setup(pipeline, pixels(), "a cat")
-    with pytest.raises(UndeError, match="reads prompts: pass one for each image"):
-        diffusion_setup(pipeline, pixels())
-    with pytest.raises(UndeError, match="4 prompts for 2 seeds"):
-        sample_pipeline(pipeline, PROMPTS, [1, 2])
-    with pytest.raises(UndeError, match="pass one for each seed"):
-        sample_pipeline(pipeline, None, [1, 2])
-    with pytest.raises(UndeError, match="a prompt is int: expected strings"):
-        encode_prompts(pipeline, ["a", 3])
+    refused("4 prompts for 3 images", diffusion_setup, pipeline, pixels(3), PROMPTS)
+    refused("one prompt for 4 images: expected a list", diffusion_setup, pipeline, pixels(), "a cat")
+    refused("reads prompts: pass one for each image", diffusion_setup, pipeline, pixels())
+    refused("4 prompts for 2 seeds", sample_pipeline, pipeline, PROMPTS, [1, 2])
+    refused("pass one for each seed", sample_pipeline, pipeline, None, [1, 2])
+    refused("a prompt is int: expected strings", encode_prompts, pipeline, ["a", 3])
 
 
 @pytest.mark.parametrize(
@@ -260,21 +251,16 @@ def test_bad_images(pipeline, images, message):
 def test_pipelines_that_are_not_covered(pipeline):
     from diffusers import FlowMatchEulerDiscreteScheduler
 
-    with pytest.raises(UndeError, match="expected a multiple of 2"):
-        sample_pipeline(pipeline, "a", [1], size=7)
+    refused("expected a multiple of 2", sample_pipeline, pipeline, "a", [1], size=7)
     pipeline.unet.half()
-    with pytest.raises(UndeError, match=r"the UNet is in torch.float16.*torch_dtype=torch.float32"):
-        sample_pipeline(pipeline, "a", [1])
+    refused(r"the UNet is in torch.float16.*torch_dtype=torch.float32", sample_pipeline, pipeline, "a", [1])
     pipeline.unet.float()
     pipeline.unet.register_to_config(addition_embed_type="text_time")
-    with pytest.raises(UndeError, match="as Stable Diffusion XL"):
-        sample_pipeline(pipeline, "a", [1])
+    refused("as Stable Diffusion XL", sample_pipeline, pipeline, "a", [1])
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler()
-    with pytest.raises(UndeError, match=r"flow matching .* is not covered"):
-        training_scheduler(pipeline)
+    refused(r"flow matching .* is not covered", training_scheduler, pipeline)
     pipeline.unet = None
-    with pytest.raises(UndeError, match="has no UNet"):
-        sample_pipeline(pipeline, "a", [1])
+    refused("has no UNet", sample_pipeline, pipeline, "a", [1])
 
 
 def test_repeated_rows_are_held_once():

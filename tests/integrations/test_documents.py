@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from refusals import refused
 from unde import UndeError
 from unde.integrations.documents import columns_of, read_documents, read_records
 from unde.integrations.examples import messages_of
@@ -38,11 +39,9 @@ def test_parquet(tmp_path):
 
     parquet.write_table(pyarrow.table({"n": [1, 2, 3], "text": TEXTS}), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet") == [(str(i), t) for i, t in enumerate(TEXTS, 1)]
-    with pytest.raises(UndeError, match=r"a.parquet, row 1: no field 'body', there is 'n', 'text'"):
-        read(tmp_path / "a.parquet", "body")
+    refused(r"a.parquet, row 1: no field 'body', there is 'n', 'text'", read, tmp_path / "a.parquet", "body")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(UndeError, match=r"cannot read .*b.parquet"):
-        read(tmp_path / "b.parquet")
+    refused(r"cannot read .*b.parquet", read, tmp_path / "b.parquet")
 
 
 def test_folders_of_datasets(tmp_path):
@@ -51,15 +50,12 @@ def test_folders_of_datasets(tmp_path):
     made.with_format("numpy").save_to_disk(tmp_path / "a")
     assert read(tmp_path / "a") == [(str(i), t) for i, t in enumerate(TEXTS, 1)]
     assert columns_of(tmp_path / "a") == ["n", "text"]
-    with pytest.raises(UndeError, match=r"a, row 1: no field 'body', there is 'n', 'text'"):
-        read(tmp_path / "a", "body")
+    refused(r"a, row 1: no field 'body', there is 'n', 'text'", read, tmp_path / "a", "body")
     datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "b")
-    with pytest.raises(UndeError, match=r"b holds the splits test, train: name one of them, as in .*b/test"):
-        read(tmp_path / "b")
+    refused(r"b holds the splits test, train: name one of them, as in .*b/test", read, tmp_path / "b")
     assert read(tmp_path / "b" / "train") == read(tmp_path / "a")
     next((tmp_path / "a").glob("*.arrow")).write_bytes(b"nothing")
-    with pytest.raises(UndeError, match=r"cannot read .*a"):
-        read(tmp_path / "a")
+    refused(r"cannot read .*a", read, tmp_path / "a")
 
 
 def test_messages_in_tables(tmp_path):
@@ -131,14 +127,11 @@ def test_mistakes_are_named_with_their_line(tmp_path, name, content, says):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(UndeError, match=r"no file .*a.jsonl$"):
-        read(tmp_path / "a.jsonl")
+    refused(r"no file .*a.jsonl$", read, tmp_path / "a.jsonl")
     (tmp_path / "train.jsonl").touch()
-    with pytest.raises(UndeError, match=r"no file .*trian.jsonl. Did you mean .*train.jsonl\?"):
-        read(tmp_path / "trian.jsonl")
+    refused(r"no file .*trian.jsonl. Did you mean .*train.jsonl\?", read, tmp_path / "trian.jsonl")
     (tmp_path / "b.txt").mkdir()
-    with pytest.raises(UndeError, match=r"b.txt is a folder: expected a file"):
-        read(tmp_path / "b.txt")
+    refused(r"b.txt is a folder: expected a file", read, tmp_path / "b.txt")
 
 
 @pytest.mark.parametrize(

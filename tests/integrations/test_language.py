@@ -8,6 +8,7 @@ import torch
 from hf_toy import CONTEXT, LINES, gpt2, gradient, index_of, save, tokenizer, write_jsonl
 
 import toy
+from refusals import refused
 from unde import UndeError
 from unde.integrations.language import hf_setup, load_model
 
@@ -131,39 +132,28 @@ def test_tokenizers_that_do_not_fit_are_refused(folder):
 
 def test_folders_that_hold_something_else(folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UndeError, match=r"empty holds no tokenizer: .*there is nothing"):
-        hf_setup(tmp_path / "empty", LINES)
+    refused(r"empty holds no tokenizer: .*there is nothing", hf_setup, tmp_path / "empty", LINES)
     bare = copy(folder, tmp_path, "tokenizer*")
-    with pytest.raises(
-        UndeError, match=r"copy holds no tokenizer: expected tokenizer.json .*there is config.json"
-    ):
-        hf_setup(bare, LINES)
+    refused(r"copy holds no tokenizer: expected tokenizer.json .*there is config.json", hf_setup, bare, LINES)
     shutil.rmtree(bare)
     with pytest.raises(UndeError, match=r"copy holds no model: expected config.json or adapter_config.json"):
         hf_setup(copy(folder, tmp_path, "config.json", "*.safetensors"), LINES)
-    with pytest.raises(UndeError, match=r"no folder ./nowhere"):
-        hf_setup("./nowhere", LINES)
-    with pytest.raises(UndeError, match="is a file: expected the folder"):
-        hf_setup(folder / "model.safetensors", LINES, tokenizer=folder)
+    refused(r"no folder ./nowhere", hf_setup, "./nowhere", LINES)
+    refused("is a file: expected the folder", hf_setup, folder / "model.safetensors", LINES, tokenizer=folder)
 
 
 def test_folders_that_are_damaged_or_not_whole(folder, tmp_path):
     broken = copy(folder, tmp_path)
     (broken / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(UndeError, match=r"cannot load the model .*copy, in its folder"):
-        hf_setup(broken, LINES)
+    refused(r"cannot load the model .*copy, in its folder", hf_setup, broken, LINES)
     (broken / "model.safetensors").unlink()
-    with pytest.raises(UndeError, match=r"cannot load the model .*copy, in its folder"):
-        hf_setup(broken, LINES)
+    refused(r"cannot load the model .*copy, in its folder", hf_setup, broken, LINES)
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
     del weights["transformer.h.0.mlp.c_fc.weight"]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        UndeError, match=r"not hold all weights .*'transformer.h.0.mlp.c_fc.weight' is missing"
-    ):
-        hf_setup(broken, LINES)
+    refused(r"not hold all weights .*'transformer.h.0.mlp.c_fc.weight' is missing", hf_setup, broken, LINES)
 
 
 def test_names_that_nobody_knows(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import toy
+from refusals import refused
 from unde import Index, UndeError, Weights
 from unde.integrations.quanda import explainer
 from unde.methods import TracIn
@@ -159,14 +160,12 @@ def test_texts_come_as_dicts(tmp_path):
 
 
 def test_mistakes(monkeypatch):
-    with pytest.raises(UndeError, match=r"unknown weights 'lern'.*Did you mean 'learn'"):
-        explainer(weights="lern")
+    refused(r"unknown weights 'lern'.*Did you mean 'learn'", explainer, weights="lern")
     with pytest.raises(ValueError, match="regression"):
         made(explainer(), task="regression")
     for name in [n for n in sys.modules if n.partition(".")[0] == "quanda"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UndeError, match="this needs quanda: pip install 'quanda'"):
-        explainer()
+    refused("this needs quanda: pip install 'quanda'", explainer)
 
 
 def test_metrics_of_quanda():

@@ -9,6 +9,7 @@ from hf_toy import train as run_trainer
 from safetensors.torch import load_file
 from torch import nn
 
+from refusals import refused
 from unde import Setup, UndeError
 from unde.checkpoints import load_checkpoint
 from unde.integrations.transformers import CheckpointRecorder, recorded
@@ -102,13 +103,10 @@ def test_two_trainings_do_not_mix(tmp_path):
 def test_recording_nothing_is_refused(tmp_path):
     with pytest.raises(UndeError, match="nothing would be recorded"):
         train(tmp_path, CheckpointRecorder(tmp_path / "rec"), save_strategy="no")
-    with pytest.raises(UndeError, match="every=0"):
-        CheckpointRecorder(tmp_path, every=0)
-    with pytest.raises(UndeError, match="holds no recorded checkpoint"):
-        recorded(tmp_path / "nowhere")
+    refused("every=0", CheckpointRecorder, tmp_path, every=0)
+    refused("holds no recorded checkpoint", recorded, tmp_path / "nowhere")
     (tmp_path / "checkpoints.json").write_text('{"a": 1}')
-    with pytest.raises(UndeError, match="not what a CheckpointRecorder writes"):
-        recorded(tmp_path)
+    refused("not what a CheckpointRecorder writes", recorded, tmp_path)
 
 
 def test_rates_that_differ_are_refused(tmp_path):

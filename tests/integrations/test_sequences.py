@@ -5,6 +5,7 @@ from hf_toy import LINES, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusals import refused
 from unde import UndeError
 from unde.integrations import documents
 from unde.integrations.documents import TextSequences, cut, pieces
@@ -52,11 +53,9 @@ def test_bad_texts_are_named(tmp_path):
         UndeError, match=rf"text 0: the tokenizer gives token {most}, the model knows 0 to {most - 1}"
     ):
         TextSequences(LINES[2:], TOKENIZER, 8, most)
-    with pytest.raises(UndeError, match="sequences of 2 tokens"):
-        TextSequences(LINES, TOKENIZER, 2, 300)
+    refused("sequences of 2 tokens", TextSequences, LINES, TOKENIZER, 2, 300)
     (tmp_path / "none.jsonl").write_text("\n")
-    with pytest.raises(UndeError, match=r"none.jsonl holds no text"):
-        TextSequences(tmp_path / "none.jsonl", TOKENIZER, 8, 300)
+    refused(r"none.jsonl holds no text", TextSequences, tmp_path / "none.jsonl", TOKENIZER, 8, 300)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,6 +12,7 @@ import sd_toy
 import torch
 from sd_toy import ddim, pixels
 
+from refusals import refused
 from unde import UndeError
 from unde.integrations.diffusers import add_lora, encode_images
 
@@ -138,15 +139,11 @@ def test_training_does_not_depend_on_how_many_rows_fit(saved, tmp_path, monkeypa
 
 def test_mistakes_in_the_folder(tmp_path):
     script = example()
-    with pytest.raises(UndeError, match="give --images FOLDER, or --plan"):
-        script.main([])
-    with pytest.raises(UndeError, match="no folder"):
-        script.main(["--images", str(tmp_path / "none")])
-    with pytest.raises(UndeError, match=r"holds neither metadata.jsonl nor subfolders"):
-        script.main(["--images", str(tmp_path)])
+    refused("give --images FOLDER, or --plan", script.main, [])
+    refused("no folder", script.main, ["--images", str(tmp_path / "none")])
+    refused(r"holds neither metadata.jsonl nor subfolders", script.main, ["--images", str(tmp_path)])
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png"}\n')
-    with pytest.raises(UndeError, match="record 0 has no 'text', only file_name"):
-        script.main(["--images", str(tmp_path)])
+    refused("record 0 has no 'text', only file_name", script.main, ["--images", str(tmp_path)])
 
 
 def test_the_plan_needs_no_weights(tmp_path, capsys):

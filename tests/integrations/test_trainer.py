@@ -10,6 +10,7 @@ from commands import run
 from hf_toy import LINES, gpt2, gradient, sequences, tokenizer, train, write_jsonl
 from safetensors.torch import load_file
 
+from refusals import refused
 from unde import Index, UndeError
 from unde.integrations.trainer import checkpoints_in, newest, steps
 
@@ -81,8 +82,7 @@ def test_checkpoints_make_tracincp_with_the_rates_of_the_log(here):
     planned = json.loads(run(plan))
     assert planned["checkpoints"] == 3
     shutil.move("out", "moved")
-    with pytest.raises(UndeError, match=r"which is gone: say where it is now \(--hf-model\)"):
-        ask("idx")
+    refused(r"which is gone: say where it is now \(--hf-model\)", ask, "idx")
     with pytest.raises(UndeError, match=r"was built from checkpoints in .*out, which is gone: put them back"):
         run("attribute", "--index", "idx", "--query", LINES[5], "--hf-model", "moved")
 
@@ -148,8 +148,7 @@ def test_folders_without_checkpoints(here):
     Path("empty").mkdir()
     with pytest.raises(UndeError, match="empty holds no checkpoint: expected folders checkpoint-100"):
         checkpoints_in(Path("empty"), gpt2())
-    with pytest.raises(UndeError, match="no folder nowhere"):
-        checkpoints_in(Path("nowhere"), gpt2())
+    refused("no folder nowhere", checkpoints_in, Path("nowhere"), gpt2())
     for name, file in (("b", "out/checkpoint-4"), ("a", "out/checkpoint-2")):
         shutil.copy(f"{file}/model.safetensors", f"empty/{name}.safetensors")
     assert [Path(c).name for c in checkpoints_in(Path("empty"), gpt2())[0]] == [
@@ -158,5 +157,4 @@ def test_folders_without_checkpoints(here):
     ]
     assert newest("empty") == "empty" and list(steps(Path("out"))) == [2, 4, 6]
     Path("out/checkpoint-4/model.safetensors").unlink()
-    with pytest.raises(UndeError, match=r"checkpoint-4 holds no model.safetensors"):
-        checkpoints_in(Path("out"), gpt2())
+    refused(r"checkpoint-4 holds no model.safetensors", checkpoints_in, Path("out"), gpt2())

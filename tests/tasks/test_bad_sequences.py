@@ -5,6 +5,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import models
+from refusals import refused
 from unde import Index, UndeError
 from unde.tasks import CausalLM
 
@@ -65,8 +66,7 @@ def test_refused_by_place_and_by_id(model, name):
     row = len(batch["input_ids"]) - 1
     ids = [40, 50, 60][: row + 1]
     for run in (task.loss, task.token_losses):
-        with pytest.raises(UndeError, match=f"example {row} of the batch {message}"):
-            run(model, batch)
+        refused(f"example {row} of the batch {message}", run, model, batch)
     for measure in ("loss", "sampled"):
         with pytest.raises(UndeError, match=rf"example {ids[row]} \(row {row} of its batch\) {message}"):
             task.measure(model, batch, name=measure, ids=ids)

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import binom
 
 import models
+from refusals import refused
 from unde import Index, UndeError
 from unde.methods import JourneyTRAK
 from unde.tasks import CausalLM, Classification, Diffusion, Task
@@ -146,10 +147,8 @@ def test_replacements_come_from_the_corpus_as_often_as_they_occur():
     assert set(many.tolist()) == {5, 6, 7, 8, 9}
     low, high = binom.interval(0.999, 8000, 0.5)
     assert low <= (many == 5).sum() <= high
-    with pytest.raises(UndeError, match="all are special, padded or masked"):
-        Replace.of([{"input_ids": [1, 2]}], special={1, 2})
-    with pytest.raises(UndeError, match="no token of the training data can be replaced"):
-        Replace.of([])
+    refused("all are special, padded or masked", Replace.of, [{"input_ids": [1, 2]}], special={1, 2})
+    refused("no token of the training data can be replaced", Replace.of, [])
 
 
 def test_special_tokens_padding_and_prompts_stay_and_labels_follow():
@@ -336,8 +335,7 @@ def test_arrays_of_images_stay_arrays():
 def test_other_examples_are_refused():
     with pytest.raises(UndeError, match=r"has 'images' or 'latents': this one has \['pixels'\]"):
         Augment()({"pixels": normal(3, 4, 4)}, 0.5, random())
-    with pytest.raises(UndeError, match="has 'images' or 'latents': this one is a tuple"):
-        Augment()((normal(3, 4, 4), 1), 0.5, random())
+    refused("has 'images' or 'latents': this one is a tuple", Augment(), (normal(3, 4, 4), 1), 0.5, random())
 
 
 # --- journeys ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import pages
+from refusals import refused
 from unde.cli.options import ModelOptions
 from unde.cli.report import serve
 from unde.errors import UndeError
@@ -217,13 +218,10 @@ def test_a_line_has_an_end():
 def test_a_port_in_use():
     with run.open_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UndeError, match=rf"port {port} .*--port 0"):
-            run.open_socket("127.0.0.1", port)
+        refused(rf"port {port} .*--port 0", run.open_socket, "127.0.0.1", port)
     for port in (-1, 70_000):
-        with pytest.raises(UndeError, match="expected 0"):
-            run.open_socket("127.0.0.1", port)
-    with pytest.raises(UndeError, match="no address"):
-        run.open_socket("no.such.host.invalid", 0)
+        refused("expected 0", run.open_socket, "127.0.0.1", port)
+    refused("no address", run.open_socket, "no.such.host.invalid", 0)
 
 
 def test_a_missing_extra_is_one_line(monkeypatch):

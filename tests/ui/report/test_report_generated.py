@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from report_dom import parse, words
 from unde import UndeError
 from unde.ui.report import Item, Mark, Page, QueryPanel, Row, ScoredItem
@@ -113,10 +114,8 @@ def test_one_letter_means_one_thing_on_a_page():
             [ScoredItem(Item(0), 1.0, marks=[STYLE]), ScoredItem(Item(1), 1.0, marks=[Mark("S", "subject")])],
         )
     ]
-    with pytest.raises(UndeError, match="'S' stands for 'style' and for 'subject'"):
-        queries_section([QueryPanel(Item(0), rows)])
-    with pytest.raises(UndeError, match="mark 'sty' of 'style': expected one letter"):
-        Mark("sty", "style")
+    refused("'S' stands for 'style' and for 'subject'", queries_section, [QueryPanel(Item(0), rows)])
+    refused("mark 'sty' of 'style': expected one letter", Mark, "sty", "style")
 
 
 def test_letters_differ_whatever_the_names():

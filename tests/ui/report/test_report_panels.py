@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refused
 from report_dom import parse, words
 from unde import UndeError
 from unde.console import duration
@@ -142,10 +143,8 @@ def test_many_queries_get_a_strip_of_links(panel):
 
 
 def test_empty_rows_and_queries_are_refused():
-    with pytest.raises(UndeError, match="row 'trak' holds no example"):
-        Row("trak", [])
-    with pytest.raises(UndeError, match="query 3 has no row"):
-        QueryPanel(Item(3), [])
+    refused("row 'trak' holds no example", Row, "trak", [])
+    refused("query 3 has no row", QueryPanel, Item(3), [])
 
 
 def test_weights_are_drawn_in_model_order_and_ranked():
