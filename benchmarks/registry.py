@@ -6,12 +6,13 @@ import ast
 import importlib
 import importlib.util
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from experiments.shared.paths import write_json
 
 from benchmarks.cases import CASES, SEED
 from benchmarks.machine import provenance
@@ -78,10 +79,7 @@ def run(benchmark: Benchmark, quick: bool = False) -> dict[str, Any]:
 
 def keep(benchmark: Benchmark, result: dict[str, Any]) -> None:
     """Whole or not at all: what was found, and where it is from beside it."""
-    benchmark.stored.parent.mkdir(exist_ok=True)
-    part = benchmark.stored.with_suffix(".part")
-    part.write_text(json.dumps({"provenance": result["provenance"], **result["found"]}, indent=1) + "\n")
-    os.replace(part, benchmark.stored)
+    write_json(benchmark.stored, {"provenance": result["provenance"], **result["found"]})
 
 
 def load(name: str) -> dict[str, Any] | None:

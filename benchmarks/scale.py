@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiments.shared.paths import write_json
 
 from benchmarks import scale_page
 from benchmarks.digits import make, prepare
@@ -169,9 +170,7 @@ def keep(part: str, row: Row, key: tuple[str, ...]) -> None:
         "machine": machine(),
     }
     found[part] = [there[k] for k in sorted(there)]
-    half = RESULTS.with_suffix(".partial")
-    half.write_text(json.dumps(found, indent=1) + "\n")
-    half.replace(RESULTS)
+    write_json(RESULTS, found)
 
 
 def _there(part: str, **asked: Any) -> bool:

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.pages import book
 from experiments.pages.book import table
 from experiments.pages.figures import lines
 
@@ -24,8 +24,6 @@ PAGE, FIGURE = (
     DOCS / "scale.md",
     DOCS / "scale.svg",
 )  # docs/figures is cleared of what experiments do not draw
-_MARKED = re.compile(r"^(<!-- scale: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
-STAGES = ("build", "open", "kernel", "query features", "scoring")
 Found = dict[str, Any]
 
 
@@ -38,12 +36,7 @@ def write(found: Found) -> None:
 
 def filled(page: str, found: Found) -> str:
     """The page with every marked table that there are results for."""
-
-    def one(match: re.Match[str]) -> str:
-        made = TABLES[match["name"]](found)
-        return match[0] if made is None else f"{match[1]}{made}\n{match[3]}"
-
-    return _MARKED.sub(one, page)
+    return book.filled(page, "scale", lambda name: TABLES[name](found))
 
 
 def memory(found: Found) -> str | None:

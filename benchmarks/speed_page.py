@@ -9,11 +9,11 @@ The page is benchmarks/speed.md with its {{ names }} filled in; other pages have
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.pages import book
 from experiments.pages.book import table
 
 from benchmarks import other_tables, registry, speed_figure
@@ -29,8 +29,6 @@ OTHERS = (ROOT / "README.md", ROOT / "docs" / "language-models.md", ROOT / "docs
 IMAGES_AND_TEXT, DIFFUSION = ("resnet", "vit", "gpt2", "llama"), ("ddpm", "text", "lora")
 LESSER = ("traker", "captum", "kronfluence")  # these keep less of an example, or nothing
 AXES = {"rank": "rank, ResNet-18", "tokens": "tokens of a sequence, GPT-2", "width": "width, GPT-2"}
-_PLACE = re.compile(r"\{\{ (\w+) \}\}")
-_MARKED = re.compile(r"^(<!-- bench: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
 Found = dict[str, Any]
 Results = dict[str, Found]  # by name of the benchmark, with provenance
 
@@ -54,12 +52,11 @@ def write() -> list[Path]:
 
 
 def page(template: str, found: Results) -> str:
-    made = _PLACE.sub(lambda match: PARTS[match[1]](found), template)
-    return re.sub(r"\n{3,}", "\n\n", made)
+    return book.placed(template, lambda name: PARTS[name](found))
 
 
 def filled(text: str, found: Results) -> str:
-    return _MARKED.sub(lambda match: f"{match[1]}{PARTS[match['name']](found)}\n{match[3]}", text)
+    return book.filled(text, "bench", lambda name: PARTS[name](found))
 
 
 def missing(name: str) -> str:

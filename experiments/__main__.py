@@ -6,8 +6,8 @@
     python -m experiments render                   docs/results.md and the tables of other pages, from the results
     python -m experiments bank cifar10-resnet      retrain the models that LDS is measured against
 
-Results are kept in experiments/results and not computed twice. Retraining is hours of work, so it is asked for first;
-what was interrupted goes on where it stopped.
+Results are kept in experiments/results and not computed twice. Retraining is hours of work, which no study begins by
+itself; what was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     every = command("all", run_all, "run everything whose result is not there")
     for sub in (one, every):
         sub.add_argument("--again", action="store_true", help="compute results anew that are there")
-        sub.add_argument("--yes", action="store_true", help="retrain a missing bank without asking")
     one.add_argument(
         "--scale",
         choices=["paper"],
@@ -62,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     bank = command("bank", make_bank, "retrain the models of a bank, or go on with it")
     bank.add_argument("name", metavar="NAME")
     bank.add_argument("--processes", type=int, help="models that are trained at the same time; one a core")
-    bank.add_argument("--yes", action="store_true", help="do not ask")
     return parser
 
 
@@ -89,7 +87,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 raise Refused(str(e)) from e
         return 0
     for study, result, variant in runner.named(arguments.names):
-        runner.run(study, result, variant, again=arguments.again, yes=arguments.yes)
+        runner.run(study, result, variant, again=arguments.again)
     return 0
 
 
@@ -99,7 +97,7 @@ def run_all(arguments: argparse.Namespace, rest: list[str]) -> int:
     failed: list[str] = []
     for study, result, variant in runner.named(list(runner.studies())):
         try:
-            runner.run(study, result, variant, again=arguments.again, yes=arguments.yes)
+            runner.run(study, result, variant, again=arguments.again)
         except Refused as e:
             refused[result] = str(e)
         except Exception:
@@ -125,11 +123,18 @@ def render(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def make_bank(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from experiments.shared import banks
+    from unde import UndeError
+
     path = runner.bank_path(arguments.name)
     if path.exists():
         print(f"{arguments.name}: there already, in {runner.from_root(path)}")
         return 0
-    runner.make_bank(arguments.name, yes=arguments.yes, processes=arguments.processes)
+    try:
+        made = banks.make(arguments.name, processes=arguments.processes)
+    except UndeError as e:
+        raise Refused(str(e)) from e
+    print(f"{arguments.name}: {len(made.masks)} models, {made.seconds.mean():.0f} s for each on average")
     return 0
 
 

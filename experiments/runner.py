@@ -18,20 +18,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
 import platform
 import re
-import sys
 import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments.shared.paths import BANKS, HERE, RESULTS
+from experiments.shared.paths import BANKS, HERE, RESULTS, write_json
 
 PACKAGE = "experiments.studies"
 _CONSTANTS = ("PAPER", "VARIANTS", "BANKS", "DATA")
@@ -95,6 +91,10 @@ def result_path(name: str) -> Path:
     return RESULTS / f"{name}.json"
 
 
+def command(name: str) -> str:
+    return f"python -m experiments run {name}"
+
+
 def from_root(path: Path) -> Path:
     """Relative to the repository, where it lies inside."""
     return path.relative_to(HERE.parent) if path.is_relative_to(HERE.parent) else path
@@ -150,20 +150,18 @@ def named(names: list[str]) -> list[tuple[Study, str, str | None]]:
 # --- running ---------------------------------------------------------------------------------------------
 
 
-def run(study: Study, result: str, variant: str | None, *, again: bool, yes: bool) -> None:
+def run(study: Study, result: str, variant: str | None, *, again: bool) -> None:
     """Computes a result and stores it, unless it is there."""
     path = result_path(result)
     if path.exists() and not again:
         print(f"{result}: there already, in {from_root(path)}; --again computes it anew")
         return
-    for needed in study.needs(variant):
-        if needed.kind == "data" and not needed.there:
-            raise Refused(
-                f"{result} reads {needed.name} from the folder that the environment variable UNDE_DATA names "
-                f"(now {os.environ.get('UNDE_DATA')!r}): set it to a folder that has it"
-            )
-        if needed.kind == "bank" and not needed.there:
-            make_bank(needed.name, yes=yes, wanted_by=result)
+    missing = [f"{needed.kind} {needed.name}" for needed in study.needs(variant) if not needed.there]
+    if missing:
+        raise Refused(
+            f"{result} needs {', '.join(missing)}: data are read from the folder that the environment variable "
+            f"UNDE_DATA names (now {os.environ.get('UNDE_DATA')!r}), banks by `python -m experiments bank NAME`"
+        )
     print(f"{result}: {study.title}", flush=True)
     start = time.monotonic()
     from experiments.shared.sweep import sweep  # here and not above: `list` needs no torch
@@ -177,56 +175,14 @@ def run(study: Study, result: str, variant: str | None, *, again: bool, yes: boo
     store(result, found, time.monotonic() - start)
 
 
-def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int | None = None) -> None:
-    """Retrains what is missing of a bank; asks first, unless `yes`."""
-    from experiments.shared import banks
-    from unde import UndeError
-
-    try:
-        banks.recipe(name)
-    except UndeError as e:
-        raise Refused(str(e)) from e
-    if not yes:
-        work = f"{'' if not wanted_by else f'{wanted_by} needs '}the bank {name}: {work_left(name)}"
-        if not sys.stdin.isatty():
-            raise Refused(f"{work}. Add --yes to retrain them, or `python -m experiments bank {name} --yes`")
-        if (
-            input(f"{work}. Retrain them now? It can be interrupted and goes on later. [y/N] ")[:1]
-            not in "yY"
-        ):
-            raise Refused(f"the bank {name} was not made")
-    made = banks.make(name, processes=processes)
-    print(f"{name}: {len(made.masks)} models, {made.seconds.mean():.0f} s for each on average")
-
-
-def work_left(name: str) -> str:
-    """How many models a bank lacks; how long they will take, if some of them are there."""
-    from safetensors.numpy import load_file
-
-    from experiments.shared import banks
-
-    total = banks.recipe(name).subsets
-    parts = sorted(bank_path(name).with_name(f"{name}.npz.parts").glob("model-*.safetensors"))
-    words = f"{total - len(parts)} of {total} models have to be retrained"
-    seconds = [float(load_file(part)["seconds"]) for part in parts]
-    if seconds:
-        words += f", about {(total - len(parts)) * np.mean(seconds) / 3600:.1f} hours of one core"
-    return words
-
-
 def store(result: str, found: dict[str, Any], seconds: float) -> Path:
-    from unde.store.files import write_atomically
-
-    RESULTS.mkdir(exist_ok=True)
-    path = result_path(result)
-    content = {"results": found, "provenance": {**provenance(result), "seconds": round(seconds)}}
-    text = json.dumps(content, indent=1, ensure_ascii=False)
-    write_atomically(path, (text + "\n").encode())
+    provenance = {"command": command(result), **machine(), "seconds": round(seconds)}
+    write_json(path := result_path(result), {"results": found, "provenance": provenance})
     print(f"wrote {from_root(path)}")
     return path
 
 
-def provenance(result: str) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What made a result, down to the instructions of the processor: sums are cut up differently by another."""
     import torch
 
@@ -234,7 +190,6 @@ def provenance(result: str) -> dict[str, Any]:
 
     model, instructions = cpu()
     return {
-        "command": f"python -m experiments run {result}",
         "unde": unde.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from experiments import runner
 from experiments.pages import ablations, downstream, extensions, labels, lds, settings, storage
+from experiments.pages import book as book_module
 from experiments.pages.book import Book, command, table
 from experiments.shared.paths import HERE
 
@@ -26,8 +27,6 @@ ROOT = HERE.parent
 DOCS = ROOT / "docs"
 TEMPLATE = HERE / "pages" / "results.md"
 RESULTS_PAGE, FIGURES = DOCS / "results.md", DOCS / "figures"
-_MARKED = re.compile(r"^(<!-- table: (?P<name>[\w-]+) -->\n).*?^(<!-- end -->)", re.S | re.M)
-_PLACE = re.compile(r"\{\{ (\w+)([^}]*) \}\}")
 
 PARTS: dict[str, Callable[..., str]] = {
     **lds.PARTS,
@@ -89,14 +88,11 @@ def part(book: Book, name: str, *words: str) -> str:
 
 
 def placed(template: str, book: Book) -> str:
-    """A template with its places filled in."""
-    made = _PLACE.sub(lambda match: part(book, match[1], *match[2].split()), template)
-    return re.sub(r"\n{3,}", "\n\n", made)
+    return book_module.placed(template, lambda name, *words: part(book, name, *words))
 
 
 def filled(text: str, book: Book) -> str:
-    """A page with its marked tables as they are now."""
-    return _MARKED.sub(lambda match: f"{match[1]}{part(book, match['name'])}\n{match[3]}", text)
+    return book_module.filled(text, "table", lambda name: part(book, name))
 
 
 def pages() -> list[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.runner import command
 from experiments.shared.paths import RESULTS
 
 Estimate = Mapping[str, Any]  # {"mean", "ci95", "ci95_total", …}: what unde.evaluate.Estimate.as_dict gives
@@ -45,10 +47,6 @@ class Book:
 @cache
 def _read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def command(name: str) -> str:
-    return f"python -m experiments run {name}"
 
 
 def table(head: str | Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -104,3 +102,20 @@ def half_width(difference: Estimate) -> float:
 def paragraphs(*parts: str) -> str:
     """Parts with a blank line between them, empty ones left out."""
     return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def filled(text: str, marker: str, part: Callable[[str], str | None]) -> str:
+    """A page whose tables between `<!-- marker: name -->` and `<!-- end -->` are as `part(name)` writes them now."""
+
+    def one(match: re.Match[str]) -> str:
+        made = part(match["name"])
+        return match[0] if made is None else f"{match[1]}{made}\n{match[3]}"
+
+    marked = rf"^(<!-- {marker}: (?P<name>[\w-]+) -->\n).*?^(<!-- end -->)"
+    return re.sub(marked, one, text, flags=re.S | re.M)
+
+
+def placed(template: str, part: Callable[..., str]) -> str:
+    """A template whose `{{ name words }}` are as `part(name, *words)` writes them now."""
+    made = re.sub(r"\{\{ (\w+)([^}]*) \}\}", lambda match: part(match[1], *match[2].split()), template)
+    return re.sub(r"\n{3,}", "\n\n", made)

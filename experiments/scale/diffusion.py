@@ -22,6 +22,7 @@ from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
 from experiments.scale.study import Place, Study, closest, initial, losses
 from experiments.scale.training import State
+from experiments.shared.paths import unfinished
 from unde import Setup, console
 from unde.diffusion import Samples
 from unde.errors import UndeError
@@ -193,9 +194,8 @@ class Generation(Study):
             )  # fmt: skip
             columns = {"latents": made.latents, "trajectory": made.trajectory, "timesteps": made.timesteps}
             columns["seeds"] = torch.tensor(made.seeds)
-            unfinished = path.with_suffix(".unfinished")
-            save_file({name: column.contiguous() for name, column in columns.items()}, unfinished)
-            unfinished.replace(path)
+            with unfinished(path) as part:
+                save_file({name: column.contiguous() for name, column in columns.items()}, part)
         columns = load_file(path)
         if len(columns["latents"]) != count:
             raise UndeError(f"{path} holds {len(columns['latents'])} images, not {count}: delete it")

@@ -6,19 +6,16 @@ which asks training examples to find themselves. Each estimate stands beside the
 
 from __future__ import annotations
 
-import json
-import platform
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-import unde
+from experiments.runner import machine
+from experiments.shared.paths import unfinished, write_json
 from experiments.shared.sweep import objective
 from unde import Index, Weights, console
 from unde.errors import UndeError
@@ -141,25 +138,13 @@ def kept(path: Path, indices: Tensor, make: Callable[[], TailPatch]) -> TailPatc
             if np.array_equal(file["indices"], rows):
                 return TailPatch(Estimate(file["per_token"]), Estimate(file["summed"]))
     found = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.npz")
-    np.savez(unfinished, indices=rows, per_token=found.per_token.per_query, summed=found.summed.per_query)
-    unfinished.replace(path)
+    with unfinished(path) as part:
+        np.savez(part, indices=rows, per_token=found.per_token.per_query, summed=found.summed.per_query)
     return found
 
 
 def write(folder: Path, name: str, results: Mapping[str, Any], setting: Any) -> Path:
     """NAME.json, written anew after each method, so that what was found is never lost."""
-    folder.mkdir(parents=True, exist_ok=True)
-    provenance = {
-        "setting": repr(setting),
-        "unde": unde.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{sys.platform} {platform.machine()}",
-    }
-    path = folder / f"{name}.json"
-    unfinished = folder / f"{name}.json.unfinished"
-    unfinished.write_text(json.dumps({"results": dict(results), "provenance": provenance}, indent=1) + "\n")
-    unfinished.replace(path)
+    provenance = {"setting": repr(setting), **machine()}
+    write_json(path := folder / f"{name}.json", {"results": dict(results), "provenance": provenance})
     return path

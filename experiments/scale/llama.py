@@ -15,7 +15,8 @@ from experiments.scale.language import measure_patches
 from experiments.scale.sources import texts
 from experiments.scale.study import Study
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
-from experiments.scale.training import State, keep
+from experiments.scale.training import State
+from experiments.shared.paths import unfinished
 from unde import Weights, console
 from unde.errors import UndeError
 from unde.integrations.language import load_model
@@ -78,7 +79,8 @@ class OpenWebText(Study):
             prompts = self._train.rows(which)[:, : s.snippet]
             made[role] = continued(self.trained()[0], prompts, s.length, seed, self.place.rows, role)
             made[f"{role} sources"] = which
-        keep(path, made)
+        with unfinished(path) as part:
+            torch.save(made, part)
         return made
 
     def queries(self, role: str, method: Method | None = None) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from experiments.scale import findings
 from experiments.scale.findings import Learned
 from experiments.scale.sources import Source
-from experiments.scale.training import Loss, State, fit, keep
-from experiments.shared.paths import RESULTS, RUNS
+from experiments.scale.training import Loss, State, fit
+from experiments.shared.paths import RESULTS, RUNS, unfinished
 from unde import Index, console
 from unde.errors import UndeError
 from unde.evaluate import Bank
@@ -130,9 +130,10 @@ class Study(ABC):
             return model.eval(), saved["optimizer"]
         checkpoint = self.folder / "training.pt"
         state = self.train(model, np.arange(self.n_train), 0, checkpoint)
-        buffers = {name for name, _ in model.named_buffers()}
-        own = {*trainable(model), *buffers}
-        keep(path, {"model": {k: v for k, v in model.state_dict().items() if k in own}, "optimizer": state})
+        own = {*trainable(model), *(name for name, _ in model.named_buffers())}
+        with unfinished(path) as part:
+            kept = {k: v for k, v in model.state_dict().items() if k in own}
+            torch.save({"model": kept, "optimizer": state}, part)
         checkpoint.unlink(missing_ok=True)
         return model, state
 

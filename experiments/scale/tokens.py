@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from experiments.scale.sources import enough
+from experiments.shared.paths import unfinished
 from unde import console
 from unde.errors import UndeError
 
@@ -51,18 +52,17 @@ def sequences(
 ) -> Sequences:
     """The first `count` sequences of the texts joined in their order; what is left over at the end is dropped."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished, made = path.with_suffix(".unfinished"), 0
-        with unfinished.open("wb") as file, console.progress(f"reading {what}", count) as advance:
-            for block in _blocks(texts, tokenizer, length):
-                block = block[: count - made]
-                file.write(block.tobytes())
-                made += len(block)
-                advance(len(block))
-                if made == count:
-                    break
-        enough(made, count, f"sequences of {length} tokens in {what}", fewer)
-        unfinished.replace(path)
+        made = 0
+        with unfinished(path) as part:
+            with part.open("wb") as file, console.progress(f"reading {what}", count) as advance:
+                for block in _blocks(texts, tokenizer, length):
+                    block = block[: count - made]
+                    file.write(block.tobytes())
+                    made += len(block)
+                    advance(len(block))
+                    if made == count:
+                        break
+            enough(made, count, f"sequences of {length} tokens in {what}", fewer)
     tokens = np.memmap(path, np.int32, "r")
     if len(tokens) % length or len(tokens) // length > count:
         raise UndeError(f"{path} was made for sequences of another length or number: delete it")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.scale.settings import Recipe
+from experiments.shared.paths import unfinished
 from unde import console
 
 EVERY = 600  # seconds between checkpoints
@@ -93,7 +93,8 @@ def fit(
             optimizer.step()
             advance(1)
             if checkpoint is not None and time.monotonic() - last > every and step + 1 < total:
-                keep(checkpoint, {**state_of(model, optimizer), "step": step + 1})
+                with unfinished(checkpoint) as path:
+                    torch.save({**state_of(model, optimizer), "step": step + 1}, path)
                 last = time.monotonic()
     model.eval()
     return optimizer.state_dict()
@@ -105,14 +106,6 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     names |= {name for name, _ in model.named_buffers()}
     kept = {name: v for name, v in model.state_dict().items() if name in names}
     return {"model": kept, "optimizer": optimizer.state_dict()}
-
-
-def keep(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    torch.save(dict(state), unfinished)
-    unfinished.replace(path)
 
 
 def _generator(seed: int, what: str, number: int) -> torch.Generator:

@@ -17,6 +17,7 @@ from experiments.scale.settings import Vision
 from experiments.scale.sources import Pictures, enough, pictures
 from experiments.scale.study import Place, Study, closest, initial
 from experiments.scale.training import State
+from experiments.shared.paths import unfinished
 from unde import console
 from unde.errors import UndeError
 from unde.methods import TRAK, Method, TracIn
@@ -97,16 +98,14 @@ class ImageNet(Study):
         origin = hashlib.blake2b(f"{self.place.source} {side}".encode(), digest_size=4).hexdigest()
         path = self.place.out / f"imagenet-{role}-{len(part)}-{origin}.npy"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".unfinished.npy")
             shape = (len(part), 3, side, side)
-            out = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-            with console.progress(f"reading images: {role}", len(part), estimate="images") as advance:
-                for i in range(len(part)):
-                    out[i] = part.pixels(i, side)
-                    advance(1)
-            out.flush()
-            unfinished.replace(path)
+            with unfinished(path) as file:
+                out = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+                with console.progress(f"reading images: {role}", len(part), estimate="images") as advance:
+                    for i in range(len(part)):
+                        out[i] = part.pixels(i, side)
+                        advance(1)
+                out.flush()
         return np.load(path, mmap_mode="r")
 
     @cached_property

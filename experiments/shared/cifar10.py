@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.shared.data import folder
+from experiments.shared.paths import data_folder
 
 Pair = tuple[Tensor, Tensor]
 CORRUPTED = 0.10  # share of training labels made wrong, as in the paper's mislabel study
@@ -35,7 +35,7 @@ class Images:
 
 @cache
 def images(corrupted: float = 0.0) -> Images:
-    file = np.load(folder("cifar10_10k.npz"), allow_pickle=False)
+    file = np.load(data_folder("cifar10_10k.npz"), allow_pickle=False)
     x, y = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"]).long()
     chosen = _balanced(y, 400, seed=0)
     test_x, test_y = torch.from_numpy(file["x_test"]), torch.from_numpy(file["y_test"]).long()

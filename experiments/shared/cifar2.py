@@ -11,9 +11,9 @@ from diffusers import UNet2DModel
 from torch import Tensor
 
 from experiments.shared import models
-from experiments.shared.data import folder
 from experiments.shared.denoising import fit, scheduler, seeds
 from experiments.shared.denoising import training as described
+from experiments.shared.paths import data_folder
 from unde.diffusion import Samples, sample
 from unde.evaluate import TrainingSpec
 
@@ -27,7 +27,7 @@ GROUPS = "layer"
 @cache
 def images() -> Tensor:
     """(N, 3, 16, 16) in [−1, 1]: the first images of each class of cifar2.npz in the folder UNDE_DATA."""
-    data = np.load(folder("cifar2.npz"))
+    data = np.load(data_folder("cifar2.npz"))
     rows = np.concatenate([np.flatnonzero(data["y_train"] == c)[: N // 2] for c in (0, 1)])
     x = torch.from_numpy(data["x_train"][rows]).permute(0, 3, 1, 2).float()
     return F.avg_pool2d(x, 2) / 127.5 - 1

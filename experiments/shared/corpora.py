@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from experiments.shared.data import folder
+from experiments.shared.paths import data_folder
 from unde.evaluate import TrainingSpec
 from unde.tasks import CausalLM
 
@@ -165,7 +165,7 @@ def addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
 def articles() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     found = {}
     for role, split in (("train", "train"), ("learn", "test"), ("evaluate", "valid")):
-        with gzip.open(folder("wikitext-2", f"{split}.docs.jsonl.gz"), "rt") as lines:
+        with gzip.open(data_folder("wikitext-2", f"{split}.docs.jsonl.gz"), "rt") as lines:
             found[role] = [(row["text"], {"title": row["title"]}) for row in map(json.loads, lines)]
     return found
 

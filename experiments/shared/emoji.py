@@ -13,7 +13,7 @@ import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import emoji as read
 from experiments.shared import models
-from experiments.shared.data import folder
+from experiments.shared.paths import data_folder
 
 HELD_OUT = 50  # combinations of each split
 EPOCHS, LR = 8, 2e-3
@@ -22,7 +22,7 @@ GROUPS = "tensor"
 
 @cache
 def _parts() -> tuple[Attributes, dict[str, Attributes]]:
-    rest = read(folder("emoji_subject_style_background_32.npz"))
+    rest = read(data_folder("emoji_subject_style_background_32.npz"))
     held = {}
     for split in ("train", "validation"):
         rest, held[split] = rest.hold_out(HELD_OUT, split)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from experiments.shared.paths import RUNS
+from experiments.shared.paths import RUNS, unfinished
 from unde import Index
 from unde.evaluate import mislabel_auc
 from unde.index.labels import RANKINGS, label_rankings
@@ -150,10 +150,8 @@ def rank(variant: str, state: str, rate: float, seed: int, path: Path) -> None:
     out["wrong labels fitted"] = np.array(accuracy(model, x[wrong], y[wrong]))
     out["seconds"] = np.array(time.monotonic() - start)
     shutil.rmtree(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, **out)  # ty: ignore
-    part.rename(path)
+    with unfinished(path) as part:
+        np.savez_compressed(part, **out)  # ty: ignore
 
 
 def ranks(scores: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from experiments.shared import banks
 from experiments.shared.paths import HERE
-from safetensors.numpy import save_file
 
 from experiments import __main__ as command
 from experiments import runner, tables
@@ -35,7 +34,7 @@ def run(variant):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """One study in a package of its own, results and banks in a folder of their own, and no terminal."""
+    """One study in a package of its own, results and banks in a folder of their own."""
     (tmp_path / "toystudies").mkdir()
     (tmp_path / "toystudies" / "toy.py").write_text(TOY)
     (tmp_path / "toy.npz").touch()
@@ -45,7 +44,6 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "studies", lambda: found)
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(runner, "BANKS", tmp_path)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     monkeypatch.setenv("UNDE_DATA", str(tmp_path))
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("toystudies")]:
@@ -118,26 +116,23 @@ def test_a_result_is_kept_until_asked_for_again(toy, capsys):
     assert result(toy, "toy_a")["results"]["times"] == 2
 
 
-def test_a_missing_bank_is_not_retrained_without_a_yes(toy, capsys, monkeypatch):
-    recipe = types.SimpleNamespace(subsets=64)
-    monkeypatch.setitem(banks.MADE_BY, "toy-bank", ("toybank", (1,)))
-    fake = types.SimpleNamespace(recipe=lambda *given: recipe)
-    monkeypatch.setitem(sys.modules, "experiments.shared.toybank", fake)
+def test_a_missing_bank_is_made_by_its_own_command(toy, capsys, monkeypatch):
     made = []
 
     def make(name, processes=1):
-        made.append(name)
-        import numpy as np
-
+        made.append((name, processes))
+        (toy / f"{name}.npz").touch()
         return types.SimpleNamespace(masks=[0] * 64, seconds=np.ones(64))
 
     monkeypatch.setattr(banks, "make", make)
     assert command.main(["run", "toy_b"]) == 2
     [said] = capsys.readouterr().err.splitlines()
-    assert "64 of 64 models" in said and "--yes" in said
+    assert "toy_b needs bank toy-bank" in said and "python -m experiments bank" in said
     assert not made and not (toy / "results").exists()
-    assert command.main(["run", "toy_b", "--yes"]) == 0
-    assert made == ["toy-bank"] and result(toy, "toy_b")["results"]["variant"] == "b"
+    assert command.main(["bank", "toy-bank", "--processes", "2"]) == 0
+    assert command.main(["bank", "toy-bank"]) == 0 and made == [("toy-bank", 2)]
+    assert "64 models, 1 s" in capsys.readouterr().out
+    assert command.main(["run", "toy_b"]) == 0 and result(toy, "toy_b")["results"]["variant"] == "b"
 
 
 def test_missing_data_is_one_sentence(toy, capsys, monkeypatch):
@@ -171,7 +166,7 @@ def test_a_sentence_of_a_study_is_passed_on(toy, capsys, monkeypatch):
 def test_unknown_names_and_arguments(toy, capsys):
     assert command.main(["run", "tos"]) == 2
     assert "no study 'tos'" in capsys.readouterr().err
-    assert command.main(["bank", "tos", "--yes"]) == 2
+    assert command.main(["bank", "tos"]) == 2
     with pytest.raises(SystemExit):
         command.main(["run", "toy_a", "--agian"])
 
@@ -201,18 +196,3 @@ def test_a_study_without_its_contract_is_refused(tmp_path):
     (tmp_path / "bad.py").write_text('"""Title."""\ndef run(variant): ...\n')
     with pytest.raises(runner.Refused, match=r"bad\.py says no title .* or no PAPER"):
         runner.studies(tmp_path)
-
-
-def test_an_unfinished_bank_tells_how_long_the_rest_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "BANKS", tmp_path)
-    total = int(runner.work_left("mnist-resnet").split(" of ")[1].split()[0])
-    assert runner.work_left("mnist-resnet") == f"{total} of {total} models have to be retrained"
-    parts = tmp_path / "mnist-resnet.npz.parts"
-    parts.mkdir()
-    for number, seconds in enumerate((1000.0, 2000.0)):
-        path = parts / f"model-{number:05d}.safetensors"
-        save_file({"seconds": np.array(seconds)}, path)
-    hours = f"{(total - 2) * 1500 / 3600:.1f}"
-    assert runner.work_left("mnist-resnet") == (
-        f"{total - 2} of {total} models have to be retrained, about {hours} hours of one core"
-    )
