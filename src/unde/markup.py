@@ -44,21 +44,22 @@ def join(children: Child) -> Html:
     return Html("".join(join(child) for child in children))
 
 
-def el(name: str, attributes: Mapping[str, Attribute] | None = None, *children: Child) -> Html:
-    """One element. An attribute that is None or False is left out; True is written bare.
+def el(tag: str, *children: Child, **attributes: Attribute) -> Html:
+    """One element; classes follow its name, as in "p.note". An attribute that is None or False is left out.
 
-    >>> el("p", {"class": "note", "hidden": None}, "2 < 3", el("br"))
-    '<p class="note">2 &lt; 3<br></p>'
+    An attribute that is True is written bare. An underscore in the name of an attribute stands for a hyphen.
+
+    >>> el("p.note", "2 < 3", el("br"), hidden=None, aria_label="so")
+    '<p class="note" aria-label="so">2 &lt; 3<br></p>'
     """
-    parts = [name]
-    for key, value in (attributes or {}).items():
-        if value is None or value is False:
-            continue
-        parts.append(key if value is True else f'{key}="{text(value)}"')
+    name, *classes = tag.replace(".", " ").split()
+    parts = [name, f'class="{text(" ".join(classes))}"'] if classes else [name]
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            word = key.replace("_", "-")
+            parts.append(word if value is True else f'{word}="{text(value)}"')
     opening = f"<{' '.join(parts)}>"
-    if name in _VOID:
-        return Html(opening)
-    return Html(f"{opening}{join(children)}</{name}>")
+    return Html(opening if name in _VOID else f"{opening}{join(children)}</{name}>")
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -87,10 +88,10 @@ def _typeset(written: str) -> str:
 def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
     """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
     return el(
-        "span",
-        {"class": f"mark {kind}", "title": meaning},
-        el("span", {"class": "sign", "aria-hidden": "true"}, sign),
-        el("span", {"class": "word"}, word),
+        f"span.mark.{kind}",
+        el("span.sign", sign, aria_hidden="true"),
+        el("span.word", word),
+        title=meaning,
     )
 
 
@@ -108,22 +109,22 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Child]], n
     >>> "&lt;b&gt;</td>" in table("Top", ["id"], [["<b>"]])
     True
     """
-    head = el("tr", None, [el("th", {"style": f"{_CELL};{_LINE};font-weight:600"}, c) for c in columns])
-    cells = [[el("td", {"style": _CELL}, c) for c in row] for row in rows]
-    body = [el("tr", {"style": f"{_LINE};background:transparent"}, row) for row in cells]
-    whole = el("table", {"style": "border-collapse:collapse;margin:4px 0"}, head if columns else None, body)
+    head = el("tr", [el("th", c, style=f"{_CELL};{_LINE};font-weight:600") for c in columns])
+    cells = [[el("td", c, style=_CELL) for c in row] for row in rows]
+    body = [el("tr", row, style=f"{_LINE};background:transparent") for row in cells]
+    whole = el("table", head if columns else None, body, style="border-collapse:collapse;margin:4px 0")
     return el(
         "div",
-        {"style": "color:inherit;background:transparent;max-width:60em"},
-        el("div", {"style": "font-weight:600"}, title),
+        el("div", title, style="font-weight:600"),
         whole,
-        el("div", {"style": f"{_FAINT};font-size:90%"}, note) if note else None,
+        el("div", note, style=f"{_FAINT};font-size:90%") if note else None,
+        style="color:inherit;background:transparent;max-width:60em",
     )
 
 
 def facts(title: str, values: Mapping[str, Child], note: str = "") -> Html:
     """Names with their values."""
-    rows = [[el("span", {"style": _FAINT}, name), value] for name, value in values.items()]
+    rows = [[el("span", name, style=_FAINT), value] for name, value in values.items()]
     return table(title, [], rows, note)
 
 
@@ -143,10 +144,10 @@ def bar(value: float, largest: float, shown: str = "") -> Html:
     length = f"display:inline-block;height:.6em;width:{80 * share:.3g}px;background:{colour}"
     number = el(
         "span",
-        {"style": "display:inline-block;min-width:4.5em;font-variant-numeric:tabular-nums"},
         shown or score(value),
+        style="display:inline-block;min-width:4.5em;font-variant-numeric:tabular-nums",
     )
-    return el("span", {"style": "white-space:nowrap"}, number, el("span", {"style": length}))
+    return el("span", number, el("span", style=length), style="white-space:nowrap")
 
 
 def interval(value: float, half: float, low: float, high: float) -> Html:
@@ -158,16 +159,14 @@ def interval(value: float, half: float, low: float, high: float) -> Html:
     line = "position:absolute;background:currentColor"
     return el(
         "span",
-        {
-            "style": f"display:inline-block;position:relative;width:{width}px;height:1em",
-            "aria-hidden": "true",
-        },
-        el("span", {"style": f"{line};opacity:.3;left:0;width:100%;top:48%;height:1px"}),
+        el("span", style=f"{line};opacity:.3;left:0;width:100%;top:48%;height:1px"),
         el(
             "span",
-            {"style": f"{line};opacity:.6;left:{start:.4g}px;width:{stop - start:.4g}px;top:40%;height:3px"},
+            style=f"{line};opacity:.6;left:{start:.4g}px;width:{stop - start:.4g}px;top:40%;height:3px",
         ),
-        el("span", {"style": f"{line};left:{at - 1:.4g}px;width:3px;top:15%;height:70%"}),
+        el("span", style=f"{line};left:{at - 1:.4g}px;width:3px;top:15%;height:70%"),
+        style=f"display:inline-block;position:relative;width:{width}px;height:1em",
+        aria_hidden="true",
     )
 
 

@@ -15,7 +15,7 @@ from unde.ui.report.items import example, fold, kind_of, label_of, passage, pict
 
 @given(st.text())
 def test_any_text_stays_text(words):
-    node = parse(el("p", {"title": words}, words)).one("p")
+    node = parse(el("p", words, title=words)).one("p")
     # Characters that HTML forbids are replaced; all others come back.
     shown = "".join("\ufffd" if text(letter) == "\ufffd" else letter for letter in words)
     assert node.text == shown

@@ -312,9 +312,9 @@ def serve(session: Session, listening: socket.socket, host: str, opening: bool =
 def page(title: str, examples: int, calibration: str | None = None) -> str:
     """The whole page as text."""
     frame = Template(files("unde.ui.explorer").joinpath("page.html").read_text(encoding="utf-8"))
-    sentence = el("p", {"class": "subtitle", "id": "calibration"}, f"Calibrated: {calibration}.")
+    sentence = el("p.subtitle", f"Calibrated: {calibration}.", id="calibration")
     signs = {"differs": DIFFERS, "right": RIGHT, "wrong": WRONG}  # for scripts to copy
-    templates = [el("template", {"id": f"sign-{name}"}, sign) for name, sign in signs.items()]
+    templates = [el("template", sign, id=f"sign-{name}") for name, sign in signs.items()]
     return frame.substitute(
         title=text(title),
         examples=f"{examples:,}",

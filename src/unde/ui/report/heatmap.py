@@ -72,23 +72,21 @@ def heatmaps_section(panels: Sequence[HeatmapPanel]) -> Html:
 
 def _panel(panel: HeatmapPanel) -> Html:
     return el(
-        "div",
-        {"class": "heat-panel"},
-        el("h3", None, panel.title),
+        "div.heat-panel",
+        el("h3", panel.title),
         note(panel.note),
         _scale(panel),
-        el("div", {"class": "maps"}, [_map(panel, name) for name in panel.maps]),
+        el("div.maps", [_map(panel, name) for name in panel.maps]),
         fold("The same numbers as tables", [result_table(_as_table(panel, name)) for name in panel.maps]),
     )
 
 
 def _scale(panel: HeatmapPanel) -> Html:
-    shades = [el("i", {"class": f"heat-{level}"}) for level in range(HEATS)]
+    shades = [el(f"i.heat-{level}") for level in range(HEATS)]
     return el(
-        "p",
-        {"class": "note heat-scale"},
+        "p.note.heat-scale",
         f"{panel.measure or 'share'} in %: 0 ",
-        el("span", {"class": "shades", "aria-hidden": "true"}, shades),
+        el("span.shades", shades, aria_hidden="true"),
         f" {number(100 * panel.top)}",
     )
 
@@ -103,9 +101,9 @@ def _map(panel: HeatmapPanel, name: str) -> Html:
     title = f"Heat map of {panel.measure or panel.title} for {name}: {best}"
     return scroll(
         f"heat map of {name}",
-        el("h4", None, name),
+        el("h4", name),
         heat_map(values, panel.rows, panel.columns, title=title, top=panel.top),
-        el("figcaption", None, best[0].upper() + best[1:]),
+        el("figcaption", best[0].upper() + best[1:]),
         name="figure",
     )
 

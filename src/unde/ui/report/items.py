@@ -124,7 +124,7 @@ def kind_of(items: Iterable[Item]) -> str:
 def picture(item: Item, role: str, max_side: int = MAX_SIDE) -> Html:
     """The picture of an example, or a frame with its id where there is none. `role` begins the alt text."""
     if item.image is None:
-        return el("span", {"class": "picture missing"}, item.name)
+        return el("span.picture.missing", item.name)
     try:
         pixels = to_pixels(item.image, max_side)
     except UndeError as error:
@@ -132,18 +132,8 @@ def picture(item: Item, role: str, max_side: int = MAX_SIDE) -> Html:
     height, width = pixels.shape[:2]
     alt = f"{role} {item.name}" + (f", label {label_text(item.label)}" if item.label is not None else "")
     alt += f", prompt “{item.prompt}”" if item.prompt is not None else ""
-    crisp = " crisp" if max(height, width) < _SMALL else ""
-    return el(
-        "img",
-        {
-            "class": f"picture{crisp}",
-            "src": data_uri(pixels),
-            "width": width,
-            "height": height,
-            "alt": alt,
-            "title": alt,
-        },
-    )
+    crisp = ".crisp" if max(height, width) < _SMALL else ""
+    return el(f"img.picture{crisp}", src=data_uri(pixels), width=width, height=height, alt=alt, title=alt)
 
 
 def passage(text: str) -> Html:
@@ -155,18 +145,12 @@ def passage(text: str) -> Html:
 def folded(head: Child, rest: Child, more: str, kind: str = "passage") -> Html:
     """A passage whose rest, if `more` announces one, opens on demand."""
     if not more:
-        return el("p", {"class": kind, "dir": "auto"}, head)
+        return el(f"p.{kind}", head, dir="auto")
     return el(
-        "details",
-        {"class": kind, "dir": "auto"},
-        el(
-            "summary",
-            None,
-            el("span", {"class": "head"}, head),
-            el("wbr"),
-            el("span", {"class": "more"}, more),
-        ),
-        el("div", {"class": "rest"}, rest),
+        f"details.{kind}",
+        el("summary", el("span.head", head), el("wbr"), el("span.more", more)),
+        el("div.rest", rest),
+        dir="auto",
     )
 
 
@@ -212,15 +196,15 @@ def label_of(item: Item) -> Html | None:
         return None
     given = label_text(item.label)
     if item.true_label is None or not item.is_mislabelled:
-        return el("span", {"class": "label", "title": f"label {given}"}, given)
+        return el("span.label", given, title=f"label {given}")
     true = label_text(item.true_label)
     return el(
-        "span",
-        {"class": "label", "title": f"carries the label {given}, is really {true}"},
-        el("s", None, given),
-        el("span", {"class": "sr"}, " is really "),
-        el("span", {"aria-hidden": "true"}, " → "),
-        el("b", None, true),
+        "span.label",
+        el("s", given),
+        el("span.sr", " is really "),
+        el("span", " → ", aria_hidden="true"),
+        el("b", true),
+        title=f"carries the label {given}, is really {true}",
     )
 
 
@@ -228,7 +212,7 @@ def prompt_of(item: Item) -> Html | None:
     """The prompt of an example, for the little room beneath its picture; whole in the tooltip."""
     if item.prompt is None:
         return None
-    return el("span", {"class": "caption", "title": item.prompt, "dir": "auto"}, item.prompt)
+    return el("span.caption", item.prompt, title=item.prompt, dir="auto")
 
 
 DIFFERS = mark("differs", "≠", "other label", "its label is not the one asked about")
@@ -239,8 +223,8 @@ def score_of(scored: ScoredItem, largest: float) -> Html:
     """A score as a number and as a bar relative to `largest`, the largest magnitude of its row."""
     share = abs(scored.score) / largest if largest > 0 else 0.0
     tone = "pro" if scored.score >= 0 else "opp"
-    number = el("span", {"class": "score"}, score(scored.score))
-    return el("span", {"class": "value"}, number, bar(share, tone))
+    number = el("span.score", score(scored.score))
+    return el("span.value", number, bar(share, tone))
 
 
 def largest_score(*lists: Sequence[ScoredItem]) -> float:
@@ -263,26 +247,25 @@ def example(
     """One example of a list, in the layout `kind`; `state` is an extra class for its frame, `facts` stand in place of
     its label."""
     item = scored.item
-    signs = el("span", {"class": "marks"}, marks) if marks else None
+    signs = el("span.marks", marks) if marks else None
     label, value = None if facts else [label_of(item), prompt_of(item)], score_of(scored, largest)
     if kind == "image":
-        name = el("span", {"class": "id"}, item.name) if facts else None
+        name = el("span.id", item.name) if facts else None
         return el(
-            "li",
-            {"class": f"example thumb {state}".strip()},
-            el("span", {"class": "frame"}, picture(item, "training example"), signs),
-            el("div" if facts else "span", {"class": "about"}, name, label, value, facts),
+            f"li.example thumb.{state}",
+            el("span.frame", picture(item, "training example"), signs),
+            el("div.about" if facts else "span.about", name, label, value, facts),
         )
-    name = el("span", {"class": "id"}, item.name)
-    line = el("span", {"class": "about"}, name, el("span", {"class": "what"}, label, signs), value)
+    name = el("span.id", item.name)
+    line = el("span.about", name, el("span.what", label, signs), value)
     if kind == "id":
-        return el("li", {"class": f"example plain {state}".strip()}, line, facts)
+        return el(f"li.example.plain.{state}", line, facts)
     if scored.tokens is not None:
         words: Html | None = shaded_passage(scored.tokens)
     else:
         words = passage(item.text) if item.text is not None else None
     body = [picture(item, "training example") if item.image is not None else None, words]
-    return el("li", {"class": f"example reading {state}".strip()}, line, body, facts)
+    return el(f"li.example.reading.{state}", line, body, facts)
 
 
 _PAPERS = {"subject": "P"}  # the paper's letter: S is for style

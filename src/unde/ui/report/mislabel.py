@@ -144,7 +144,7 @@ def mislabel_section(panel: MislabelPanel) -> Html:
         note(panel.note),
         result_table(panel.rankings) if panel.rankings is not None else None,
         lead(NEIGHBOURS) if panel.evidence else None,
-        el("div", {"class": "detect"}, _curves(panel.curves), wall) if panel.curves else wall,
+        el("div.detect", _curves(panel.curves), wall) if panel.curves else wall,
     )
 
 
@@ -168,12 +168,10 @@ def _curves(curves: Sequence[RocCurve]) -> Html:
     lines = [Line(curve.name, curve.false_positive_rate, curve.true_positive_rate) for curve in curves]
     in_words = ", ".join(f"{curve.name} {curve.auc:.3f}" for curve in curves)
     return el(
-        "figure",
-        {"class": "roc"},
+        "figure.roc",
         roc_plot(lines, title=f"ROC curves; area under the curve: {in_words}"),
         el(
             "figcaption",
-            None,
             curve_key([(curve.name, f"{curve.auc:.3f}") for curve in curves]),
             "Area under the ROC curve (AUC): the chance that a wrong label ranks above a right one. "
             "0.5 is guessing, the dotted diagonal; 1 is perfect.",
@@ -195,14 +193,14 @@ def _wall(panel: MislabelPanel) -> Html | None:
         facts = _facts(scored, panel.evidence[position]) if panel.evidence else None
         tiles.append(example(scored, kind, largest, marks, state, facts))
     legend = el(
-        "ul",
-        {"class": "legend", "aria-label": "marks"},
-        el("li", None, HIT, "wrong label found; given → true"),
-        el("li", None, MISS, "false alarm: nothing wrong is known of it"),
+        "ul.legend",
+        el("li", HIT, "wrong label found; given → true"),
+        el("li", MISS, "false alarm: nothing wrong is known of it"),
+        aria_label="marks",
     )
-    cards = " cards-of" if panel.evidence else ""
-    wall = el("ol", {"class": f"examples wall{cards} as-{kind}"}, tiles)
-    return el("div", None, legend if known else None, wall)
+    cards = ".cards-of" if panel.evidence else ""
+    wall = el(f"ol.examples.wall{cards}.as-{kind}", tiles)
+    return el("div", legend if known else None, wall)
 
 
 def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
@@ -219,10 +217,9 @@ def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
     if item.true_label is not None and item.is_mislabelled:
         rows.insert(1, ("really", label_text(item.true_label), ""))
     return el(
-        "dl",
-        {"class": "facts said"},
+        "dl.facts.said",
         [
-            el("div", {"class": kind or None}, el("dt", None, term), el("dd", {"dir": "auto"}, value))
+            el(f"div.{kind}", el("dt", term), el("dd", value, dir="auto"))
             for term, value, kind in rows
             if value
         ],

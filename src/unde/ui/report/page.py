@@ -113,34 +113,32 @@ class Page:
         """The whole page as text."""
         sections = list(self._sections())
         nav = el(
-            "nav",
-            {"class": "contents", "aria-label": "sections of this page"},
+            "nav.contents",
             el(
                 "ul",
-                None,
-                el("li", {"class": "brand"}, el("a", {"href": "#top"}, "unde")),
-                [el("li", None, el("a", {"href": f"#{anchor}"}, name)) for anchor, name, _ in sections],
+                el("li.brand", el("a", "unde", href="#top")),
+                [el("li", el("a", name, href=f"#{anchor}")) for anchor, name, _ in sections],
             ),
+            aria_label="sections of this page",
         )
         body = el(
             "body",
-            {"id": "top"},
-            el("a", {"class": "skip", "href": "#main"}, "Skip to the content"),
+            el("a.skip", "Skip to the content", href="#main"),
             nav,
             el(
-                "header",
-                {"class": "masthead"},
-                el("h1", None, self.title),
-                el("p", {"class": "subtitle"}, self.subtitle) if self.subtitle else None,
+                "header.masthead",
+                el("h1", self.title),
+                el("p.subtitle", self.subtitle) if self.subtitle else None,
                 cards_list(self.cards),
             ),
             el(
                 "main",
-                {"id": "main"},
                 _read_first(self.warnings) if len(self.warnings) else None,
                 _how_to_read(self) if len(self.queries) else None,
                 [section for _, _, section in sections],
+                id="main",
             ),
+            id="top",
         )
         body = dedupe_images(body)
         return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
@@ -186,25 +184,24 @@ class Page:
 def _head(title: str) -> Html:
     return el(
         "head",
-        None,
-        el("meta", {"charset": "utf-8"}),
-        el("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        el("meta", {"name": "color-scheme", "content": "light dark"}),
-        el("meta", {"name": "generator", "content": "unde"}),
-        el("title", None, title),
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="generator", content="unde"),
+        el("title", title),
         # An empty icon keeps a browser from asking a server for one.
-        el("link", {"rel": "icon", "href": "data:,"}),
-        el("style", None, Html(CSS)),
+        el("link", rel="icon", href="data:,"),
+        el("style", Html(CSS)),
     )
 
 
 def _read_first(warnings: Sequence[str]) -> Html:
     return el(
-        "aside",
-        {"class": "warnings", "aria-labelledby": "warnings-title"},
-        el("h2", {"id": "warnings-title"}, "Read this first"),
-        el("ul", None, [el("li", None, sentence) for sentence in warnings]),
+        "aside.warnings",
+        el("h2", "Read this first", id="warnings-title"),
+        el("ul", [el("li", sentence) for sentence in warnings]),
+        aria_labelledby="warnings-title",
     )
 
 
@@ -222,20 +219,19 @@ def _how_to_read(page: Page) -> Html:
         "most. "
     )
     return el(
-        "aside",
-        {"class": "reading-help", "aria-labelledby": "reading-title"},
-        el("h2", {"id": "reading-title"}, "How to read this page"),
-        el("p", None, asked),
-        el("p", None, _signs(told, [row.signed for row in rows])),
+        "aside.reading-help",
+        el("h2", "How to read this page", id="reading-title"),
+        el("p", asked),
+        el("p", _signs(told, [row.signed for row in rows])),
         el(
             "p",
-            None,
             "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
             "which examples are there and in what order, rather than the numbers.",
             " A weighted row trusts some layers of the model more than others." if page._weights else None,
             _BASELINES if baseline_names(queries) else None,
             f" {page.note}" if page.note else None,
         ),
+        aria_labelledby="reading-title",
     )
 
 
@@ -249,14 +245,14 @@ def _signs(told: Meaning, signed: Sequence[bool]) -> list[Html | str]:
     """What scores mean, by the method; where it has signs and the scores of some row do not, that is said too."""
     note = f" {told.note}" if told.note else ""
     if told.hurts is None:
-        return [el("strong", {"class": "high"}, "High scores ▲"), f": {told.helps}.{note}"]
+        return [el("strong.high", "High scores ▲"), f": {told.helps}.{note}"]
     words: list[Html | str] = []
     if any(signed):
         words += [
             "A ",
-            el("strong", {"class": "pro"}, "proponent ▲"),
+            el("strong.pro", "proponent ▲"),
             f" has a positive score: {told.helps}. An ",
-            el("strong", {"class": "opp"}, "opponent ▼"),
+            el("strong.opp", "opponent ▼"),
             f" has a negative score: {told.hurts}.{note}",
         ]
     if not all(signed):
@@ -299,12 +295,13 @@ def dedupe_images(body: Html) -> Html:
     defined = [
         el(
             "symbol",
-            {"id": f"picture-{number[src]}", "viewBox": f"0 0 {width} {height}"},
-            el("image", {"href": src, "width": width, "height": height}),
+            el("image", href=src, width=width, height=height),
+            id=f"picture-{number[src]}",
+            viewBox=f"0 0 {width} {height}",
         )
         for src, (width, height) in sizes.items()
     ]
-    held = el("svg", {"class": "pictures", "width": 0, "height": 0, "aria-hidden": "true"}, defined)
+    held = el("svg.pictures", defined, width=0, height=0, aria_hidden="true")
     return Html(rest.replace("</body>", f"{held}</body>")) if rest.endswith("</body>") else Html(rest + held)
 
 

@@ -195,15 +195,15 @@ def queries_section(panels: Sequence[QueryPanel]) -> Html:
 def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
     entries: list[Html] = []
     if any(_differs(scored.item, panel) for panel in panels for scored in panel._scored()):
-        entries.append(el("li", None, DIFFERS, "its label is not the one asked about"))
+        entries.append(el("li", DIFFERS, "its label is not the one asked about"))
     if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
-        entries.append(el("li", None, MISLABELLED, "its label is known to be wrong; given → true"))
+        entries.append(el("li", MISLABELLED, "its label is known to be wrong; given → true"))
     entries += [
-        el("li", None, each.html(), f"known contributor to the query’s {each.contribution}") for each in marks
+        el("li", each.html(), f"known contributor to the query’s {each.contribution}") for each in marks
     ]
     if any(panel.shaded for panel in panels):
         entries.append(key())
-    return el("ul", {"class": "legend", "aria-label": "marks"}, entries) if entries else None
+    return el("ul.legend", entries, aria_label="marks") if entries else None
 
 
 def baseline_names(panels: Sequence[QueryPanel]) -> list[str]:
@@ -221,24 +221,20 @@ def _switches(panels: Sequence[QueryPanel]) -> Html | None:
     for number, name in enumerate(names):
         shared = [row.shared for panel in panels for row in panel.rows if row.name == name and row.shared]
         mean = sum(count for count, _ in shared) / len(shared)
-        box = el("input", {"type": "checkbox", "class": "switch", "id": f"show-baseline-{number}"})
+        box = el("input.switch", type="checkbox", id=f"show-baseline-{number}")
         share = f"{mean:.1f}" if shared[1:] else f"{mean:.0f}"
         words = f" shares {share} of its top {shared[0][1]}" + (" on average" if shared[1:] else "")
-        labels.append(el("label", None, box, f" show {name}", el("span", {"class": "note"}, words)))
-    return el("div", {"class": "switches", "role": "group", "aria-label": "baselines"}, labels)
+        labels.append(el("label", box, f" show {name}", el("span.note", words)))
+    return el("div.switches", labels, role="group", aria_label="baselines")
 
 
 def _contents(panels: Sequence[QueryPanel]) -> Html:
     links = []
     for position, panel in enumerate(panels, 1):
         query = panel.query
-        face = (
-            picture(query, "query", 64)
-            if query.image is not None
-            else el("span", {"class": "id"}, query.name)
-        )
-        links.append(el("li", None, el("a", {"href": f"#query-{position}"}, face, _verdict(panel))))
-    return el("ol", {"class": "strip", "aria-label": "all queries"}, links)
+        face = picture(query, "query", 64) if query.image is not None else el("span.id", query.name)
+        links.append(el("li", el("a", face, _verdict(panel), href=f"#query-{position}")))
+    return el("ol.strip", links, aria_label="all queries")
 
 
 def _verdict(panel: QueryPanel) -> Html | None:
@@ -257,35 +253,31 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
         if label is not None
     ]
     return el(
-        "article",
-        {"class": f"query kind-{panel.kind}", "id": f"query-{position}"},
+        f"article.query.kind-{panel.kind}",
         el(
-            "header",
-            {"class": "asked"},
-            el("h3", None, el("span", {"class": "faint"}, "Query "), query.name),
-            el("div", {"class": "frame"}, picture(query, "query")) if query.image is not None else None,
-            _prompt(query) if query.prompt is not None else None,
+            "header.asked",
+            el("h3", el("span.faint", "Query "), query.name),
+            el("div.frame", picture(query, "query")) if query.image is not None else None,
+            el("div.prompt", el("h4.note", "Prompt"), passage(query.prompt or "(empty)"))
+            if query.prompt is not None
+            else None,
             passage(query.text) if query.text is not None else None,
             el(
-                "dl",
-                {"class": "facts"},
-                [
-                    el("div", None, el("dt", None, term), el("dd", {"dir": "auto"}, value, sign))
-                    for term, value, sign in facts
-                ],
+                "dl.facts",
+                [el("div", el("dt", term), el("dd", value, sign, dir="auto")) for term, value, sign in facts],
             )
             if facts
             else None,
             note(panel.note),
         ),
         el(
-            "div",
-            {"class": _layout(panel)},
+            f"div.{_layout(panel)}",
             [
                 _row(panel, row, panel.rows[0] if index else None, marks, baselines)
                 for index, row in enumerate(panel.rows)
             ],
         ),
+        id=f"query-{position}",
     )
 
 
@@ -294,15 +286,6 @@ def _layout(panel: QueryPanel) -> str:
     compared = any(row.shared is not None for row in panel.rows)
     several = sum(row.shared is None for row in panel.rows) > 1
     return "rows" + (" beside" if several else "") + (" compared" if compared else "")
-
-
-def _prompt(query: Item) -> Html:
-    return el(
-        "div",
-        {"class": "prompt"},
-        el("h4", {"class": "note"}, "Prompt"),
-        passage(query.prompt or "(empty)"),
-    )
 
 
 def _row(
@@ -314,18 +297,12 @@ def _row(
         if row.signed
         else (("high", "▲", "Highest scores"), ("low", "▽", "Lowest scores"))
     )
+    kind = "row" if row.shared is None else f"row.baseline.baseline-{baselines.index(row.name)}"
     return el(
-        "section",
-        {"class": "row" if row.shared is None else f"row baseline baseline-{baselines.index(row.name)}"},
+        f"section.{kind}",
+        el("div.row-head", el("h4", row.name), el("p.note", " · ".join(_remarks(panel, row, first, marks)))),
         el(
-            "div",
-            {"class": "row-head"},
-            el("h4", None, row.name),
-            el("p", {"class": "note"}, " · ".join(_remarks(panel, row, first, marks))),
-        ),
-        el(
-            "div",
-            {"class": "sides"},
+            "div.sides",
             _side(panel, *high, row.proponents, largest),
             _side(panel, *low, row.opponents, largest),
         ),
@@ -369,12 +346,10 @@ def _side(
     if not len(examples):
         return None
     return el(
-        "div",
-        {"class": f"side {tone}"},
-        el("h5", None, el("span", {"aria-hidden": "true"}, sign + " "), title),
+        f"div.side.{tone}",
+        el("h5", el("span", sign + " ", aria_hidden="true"), title),
         el(
-            "ol",
-            {"class": f"examples as-{panel.kind}"},
+            f"ol.examples as-{panel.kind}",
             [example(scored, panel.kind, largest, _marks(scored, panel)) for scored in examples],
         ),
     )

@@ -158,9 +158,8 @@ def _bar(bar: Bar, index: int, frame: PlotFrame, tone: int, labelled: bool) -> H
     middle, end = frame.x(index + 0.5), frame.y(bar.value)
     label_y = frame.bottom + 8
     return el(
-        "g",
-        {"class": "bar-group"},
-        el("title", None, bar.tooltip or f"{bar.label}: {number(bar.value)}"),
+        "g.bar-group",
+        el("title", bar.tooltip or f"{bar.label}: {number(bar.value)}"),
         # The whole column answers to the pointer, so that short bars have a tooltip too.
         rect("hover", frame.x(index), frame.top, slot, frame.bottom - frame.top),
         rect(f"mark-bar tone-{tone}", middle - width / 2, end, width, frame.bottom - end),
@@ -281,12 +280,11 @@ def _cell(value: float, x: float, y: float, name: str, top: float) -> Html:
     width, height = _CELL
     middle, base = x + width / 2, y + height / 2 + 4
     if math.isnan(value):
-        return el("g", None, el("title", None, f"{name}: none"), caption("none", middle, base, "–", "middle"))
+        return el("g", el("title", f"{name}: none"), caption("none", middle, base, "–", "middle"))
     level = min(HEATS - 1, int(HEATS * value / top))
     return el(
         "g",
-        None,
-        el("title", None, f"{name}: {number(100 * value)} %"),
+        el("title", f"{name}: {number(100 * value)} %"),
         rect(f"heat-{level}", x + 1, y + 1, width - 2, height - 2, rx=3),
         caption(
             "cool" if level < HEATS // 2 else "hot",
@@ -308,9 +306,7 @@ def curve_key(values: Sequence[tuple[str, str]]) -> Html:
 
 def _sample(index: int) -> Html:
     size = {"viewBox": "0 0 28 10", "width": 28, "height": 10}
-    return el(
-        "svg", {"class": "key", **size, "aria-hidden": "true"}, stroke(f"curve line-{index % 3}", 1, 5, 27, 5)
-    )
+    return el("svg.key", stroke(f"curve line-{index % 3}", 1, 5, 27, 5), **size, aria_hidden="true")
 
 
 def _curve(line: Line, index: int, frame: PlotFrame) -> Html:
@@ -320,7 +316,7 @@ def _curve(line: Line, index: int, frame: PlotFrame) -> Html:
         (x, y) = points[0]
         return dot(f"dot line-{index % 3}", x, y, 3)
     path = " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
-    return el("polyline", {"class": f"curve line-{index % 3}", "points": path}, el("title", None, line.name))
+    return el(f"polyline.curve.line-{index % 3}", el("title", line.name), points=path)
 
 
 def _band(line: Line, index: int, frame: PlotFrame) -> Html | None:
@@ -328,7 +324,7 @@ def _band(line: Line, index: int, frame: PlotFrame) -> Html | None:
         return None
     ends = [*zip(line.x, line.low), *reversed([*zip(line.x, line.high)])]
     path = " ".join(f"{_short(frame.x(float(x)))},{_short(frame.y(float(y)))}" for x, y in ends)
-    return el("polygon", {"class": f"band band-{index % 3}", "points": path})
+    return el(f"polygon.band.band-{index % 3}", points=path)
 
 
 def grid_lines(frame: PlotFrame, at: Sequence[float] | None = None) -> Iterator[Html]:
@@ -354,19 +350,19 @@ def svg(width: float, height: float, title: str, kind: str, *children: Child) ->
         "height": _short(height),
         "viewBox": f"0 0 {_short(width)} {_short(height)}",
     }
-    return el("svg", {"class": kind, "role": "img", "aria-label": title, **size}, *children)
+    return el(f"svg.{kind}", *children, role="img", aria_label=title, **size)
 
 
 def stroke(kind: str, x1: float, y1: float, x2: float, y2: float) -> Html:
     ends = {"x1": _short(x1), "y1": _short(y1), "x2": _short(x2), "y2": _short(y2)}
-    return el("line", {"class": kind, **ends})
+    return el(f"line.{kind}", **ends)
 
 
 def caption(kind: str, x: float, y: float, words: str, anchor: str = "start", turned: bool = False) -> Html:
     place: dict[str, str] = {"x": _short(x), "y": _short(y)}
     if turned:
         place["transform"] = f"rotate(-90 {_short(x)} {_short(y)})"
-    return el("text", {"class": kind, "text-anchor": anchor, **place}, words)
+    return el(f"text.{kind}", words, text_anchor=anchor, **place)
 
 
 def rect(
@@ -374,11 +370,11 @@ def rect(
 ) -> Html:
     """A rectangle; `tip` is its tooltip, `rx` the radius of its corners."""
     place = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
-    return el("rect", {"class": kind, **place, "rx": rx}, el("title", None, tip) if tip else None)
+    return el(f"rect.{kind}", el("title", tip) if tip else None, **place, rx=rx)
 
 
 def dot(kind: str, x: float, y: float, radius: int) -> Html:
-    return el("circle", {"class": kind, "cx": _short(x), "cy": _short(y), "r": radius})
+    return el(f"circle.{kind}", cx=_short(x), cy=_short(y), r=radius)
 
 
 def _short(value: float) -> str:

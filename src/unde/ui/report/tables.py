@@ -12,52 +12,47 @@ from unde.errors import UndeError
 from unde.markup import Child, Html, el, number
 
 
-def section(name: str, title: str, *children: Child, kind: str | None = None) -> Html:
+def section(name: str, title: str, *children: Child, kind: str = "") -> Html:
     """A section of a page with its heading; `name` is its anchor."""
-    heading = el("h2", {"id": f"{name}-title"}, title)
-    return el("section", {"id": name, "class": kind, "aria-labelledby": f"{name}-title"}, heading, *children)
+    heading = el("h2", title, id=f"{name}-title")
+    return el(f"section.{kind}", heading, *children, id=name, aria_labelledby=f"{name}-title")
 
 
 def note(words: str) -> Html | None:
     """A remark in small print; None without words."""
-    return el("p", {"class": "note"}, words) if words else None
+    return el("p.note", words) if words else None
 
 
 def lead(*children: Child) -> Html:
     """An introductory paragraph."""
-    return el("p", {"class": "lead"}, *children)
+    return el("p.lead", *children)
 
 
 def fold(summary: str, *children: Child) -> Html:
     """Content that opens on demand."""
-    return el("details", {"class": "fold"}, el("summary", None, summary), *children)
+    return el("details.fold", el("summary", summary), *children)
 
 
 def scroll(label: str, *children: Child, name: str = "div") -> Html:
     """A region that scrolls sideways where it is too wide, also by keyboard."""
-    return el(name, {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}, *children)
+    return el(f"{name}.scroll", *children, tabindex="0", role="region", aria_label=label)
 
 
 def bar(share: float, tone: str = "") -> Html:
     """A horizontal bar, `share` of the width of its place."""
-    length = el("i", {"style": f"width:{100 * share:.4g}%"})
-    return el("span", {"class": f"bar {tone}".strip(), "aria-hidden": "true"}, length)
+    length = el("i", style=f"width:{100 * share:.4g}%")
+    return el(f"span.bar.{tone}", length, aria_hidden="true")
 
 
 def table(heads: Child, rows: Child, caption: str = "", kind: str = "data") -> Html:
     """A table of head cells and of rows (`tr`)."""
-    return el(
-        "table",
-        {"class": kind},
-        el("caption", None, caption) if caption else None,
-        el("thead", None, el("tr", None, heads)),
-        el("tbody", None, rows),
-    )
+    title = el("caption", caption) if caption else None
+    return el(f"table.{kind}", title, el("thead", el("tr", heads)), el("tbody", rows))
 
 
 def terms(kind: str, rows: Iterable[tuple[Child, Child]]) -> Html:
     """A list of terms with their values."""
-    return el("dl", {"class": kind}, [el("div", None, el("dt", None, t), el("dd", None, v)) for t, v in rows])
+    return el(f"dl.{kind}", [el("div", el("dt", t), el("dd", v)) for t, v in rows])
 
 
 @dataclass(frozen=True)
@@ -121,15 +116,13 @@ def cards_list(cards: Sequence[Card]) -> Html | None:
     if not len(cards):
         return None
     return el(
-        "dl",
-        {"class": "cards"},
+        "dl.cards",
         [
             el(
                 "div",
-                None,
-                el("dt", None, card.label),
-                el("dd", {"class": "value"}, card.value),
-                el("dd", {"class": "note"}, card.note) if card.note else None,
+                el("dt", card.label),
+                el("dd.value", card.value),
+                el("dd.note", card.note) if card.note else None,
             )
             for card in cards
         ],
@@ -144,17 +137,17 @@ def evaluation_section(tables: Sequence[ResultTable]) -> Html:
 def result_table(result: ResultTable) -> Html:
     """A table of results with its caption and note. Columns of numbers are aligned to the right."""
     kinds = [
-        "number" if result.rows and all(_is_numeric(row[column]) for row in result.rows) else None
+        "number" if result.rows and all(_is_numeric(row[column]) for row in result.rows) else ""
         for column in range(len(result.columns))
     ]
-    heads = [el("th", {"scope": "col", "class": kind}, head) for head, kind in zip(result.columns, kinds)]
+    heads = [el(f"th.{kind}", head, scope="col") for head, kind in zip(result.columns, kinds)]
     rows = []
     for position, row in enumerate(result.rows):
         cells = [
-            el("td" if column else "th", {"class": kind, "scope": None if column else "row"}, _cell(value))
+            el(f"td.{kind}" if column else f"th.{kind}", _cell(value), scope=None if column else "row")
             for column, (value, kind) in enumerate(zip(row, kinds))
         ]
-        rows.append(el("tr", {"class": "highlight" if position == result.highlight else None}, cells))
+        rows.append(el("tr.highlight" if position == result.highlight else "tr", cells))
     return scroll(result.title, table(heads, rows, result.title, "data results"), note(result.note))
 
 
@@ -179,11 +172,10 @@ def steps_section(steps: Sequence[Step]) -> Html:
     lines = [
         el(
             "li",
-            None,
-            el("span", {"class": "step-name"}, step.name),
-            el("span", {"class": "step-time"}, duration(step.seconds, exact=True)),
+            el("span.step-name", step.name),
+            el("span.step-time", duration(step.seconds, exact=True)),
             bar(step.seconds / longest if longest else 0),
-            el("span", {"class": "note"}, step.note) if step.note else None,
+            el("span.note", step.note) if step.note else None,
         )
         for step in steps
     ]
@@ -191,7 +183,7 @@ def steps_section(steps: Sequence[Step]) -> Html:
         "steps",
         "What was run",
         lead(f"{counted(len(steps), 'step')} in {duration(total, exact=True)}."),
-        el("ol", {"class": "steps"}, lines),
+        el("ol.steps", lines),
     )
 
 
@@ -204,5 +196,5 @@ def provenance_section(provenance: Mapping[str, object]) -> Html:
 
 def _provenance_value(value: object) -> Html:
     if isinstance(value, (Mapping, list, tuple)):
-        return el("pre", None, json.dumps(value, indent=2, default=str, ensure_ascii=False))
-    return el("code", None, str(value))
+        return el("pre", json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    return el("code", str(value))

@@ -24,14 +24,10 @@ class TokenSpan:
     def html(self) -> Html:
         side = "plus" if self.value > 0 else "minus"
         together = f" ({counted(self.tokens, 'token')} together)" if self.tokens > 1 else ""
-        word = (
-            self.text.lstrip() or self.text
-        )  # the space before a word belongs to its token, but not to its shade
-        marks = {
-            "class": f"t {side} l{self.level}" if self.level else None,
-            "title": score(self.value) + together,
-        }
-        return join([self.text[: len(self.text) - len(word)], el("span", marks, word)])
+        # The space before a word belongs to its token, but not to its shade.
+        word = self.text.lstrip() or self.text
+        tag = f"span.t.{side}.l{self.level}" if self.level else "span"
+        return join([self.text[: -len(word)], el(tag, word, title=score(self.value) + together)])
 
 
 def shades(tokens: Sequence[tuple[str, float]]) -> list[TokenSpan]:
@@ -84,14 +80,13 @@ def key() -> Html:
     """The legend: the two sides of the scale, from strong to strong."""
 
     def side(name: str, levels: Sequence[int]) -> list[Html]:
-        return [el("span", {"class": f"t {name} l{level}"}, "\u2007\u2007") for level in levels]
+        return [el(f"span.t.{name}.l{level}", "\u2007\u2007") for level in levels]
 
     return el(
-        "li",
-        {"class": "shades"},
+        "li.shades",
         "learning a token raises the query’s loss ",
-        el("span", {"class": "scale", "aria-hidden": "true"}, side("minus", range(LEVELS, 0, -1))),
-        el("span", {"class": "scale", "aria-hidden": "true"}, side("plus", range(1, LEVELS + 1))),
+        el("span.scale", side("minus", range(LEVELS, 0, -1)), aria_hidden="true"),
+        el("span.scale", side("plus", range(1, LEVELS + 1)), aria_hidden="true"),
         " lowers it (strong ones underlined, dotted and solid). The shade is relative to the strongest token of the "
         "passage; point at a token for what it adds to the score.",
     )

@@ -73,7 +73,7 @@ def trust_section(panel: TrustPanel) -> Html:
         "Trust: do training examples find themselves?",
         lead(MEANING, " ", LIMITS),
         [
-            lead(el("strong", None, f"{name}: " if len(verdicts) > 1 else ""), words)
+            lead(el("strong", f"{name}: " if len(verdicts) > 1 else ""), words)
             for name, words in verdicts.items()
         ],
         note("" if first.held_out else FEW),
@@ -99,13 +99,12 @@ def _kind(
     )
     legend = el(
         "figcaption",
-        None,
         curve_key(list(means.items())),
         f"The number beside each name is the mean share over all strengths{' and kinds' if several else ''}; "
         "bands are 95 % intervals.",
     )
-    heading = el("h3", None, f"Copies that find their original: {curve.kind}")
-    return el("div", {"class": "pair"}, el("figure", None, heading, plot, legend), _table(curve, shares))
+    heading = el("h3", f"Copies that find their original: {curve.kind}")
+    return el("div.pair", el("figure", heading, plot, legend), _table(curve, shares))
 
 
 def _table(curve: Curve, shares: Mapping[str, Sequence[float]]) -> Html:
@@ -178,9 +177,9 @@ def calibration_section(calibration: Calibration) -> Html:
     return section(
         "calibration",
         "Calibration: how good are these scores?",
-        lead(el("strong", None, f"{calibration}.")),
+        lead(el("strong", f"{calibration}.")),
         lead(LDS_MEANING),
-        el("figure", None, bar_strip(calibration), el("figcaption", None, _caption(calibration))),
+        el("figure", bar_strip(calibration), el("figcaption", _caption(calibration))),
         result_table(ResultTable("LDS, %", ["setting", "LDS"], rows, note=remark)),
         kind="calibration",
     )

@@ -147,9 +147,7 @@ def weights_section(panel: WeightsPanel) -> Html:
         lead(f"{MEANING} Here weights run from {in_words(np.asarray(panel.values))}"),
         note(panel.note),
         _plot(panel, "plot of all weights", f"Bar plot of the weights of {count} {order}"),
-        el("div", None, note("Mean weight by block"), _block_key(panel, means=True))
-        if panel.blocks
-        else None,
+        el("div", note("Mean weight by block"), _block_key(panel, means=True)) if panel.blocks else None,
         _largest(panel, "h3"),
         fold(f"All {count} {order}", _table(panel, range(len(panel.groups))))
         if len(panel.groups) > _TOP
@@ -170,7 +168,7 @@ def weight_sets_section(panels: Sequence[WeightsPanel]) -> Html:
         "Learned weights, set by set",
         lead(f"{MEANING} {len(panels)} sets over the same {count}, {order}. {scale}"),
         _block_key(panels[0]) if panels[0].blocks else None,
-        el("div", {"class": "sets"}, [_set(panel, shared) for panel in panels]),
+        el("div.sets", [_set(panel, shared) for panel in panels]),
         _means(panels),
         fold(f"All {count} under each set", _all_weights(panels)),
     )
@@ -197,9 +195,8 @@ def check_sets(panels: Sequence[WeightsPanel]) -> None:
 def _set(panel: WeightsPanel, highest: float | None) -> Html:
     title = f"Bar plot of the weights {panel.name} of {counted(len(panel.groups), 'group')}"
     return el(
-        "article",
-        {"class": "weight-set"},
-        el("h3", None, panel.name),
+        "article.weight-set",
+        el("h3", panel.name),
         note(f"From {in_words(np.asarray(panel.values))}"),
         note(panel.note),
         _plot(panel, f"plot of {panel.name}", title, highest, compact=True),
@@ -214,7 +211,7 @@ def _means(panels: Sequence[WeightsPanel]) -> Html | None:
     short, names = short_names(blocks), np.array(blocks)
     rows = [
         [
-            el("span", {"title": block}, _swatch(tone), short[block]),
+            el("span", _swatch(tone), short[block], title=block),
             *(f"{np.asarray(panel.values)[names == block].mean():.2f}" for panel in panels),
         ]
         for block, tone in block_tones(blocks).items()
@@ -226,14 +223,13 @@ def _all_weights(panels: Sequence[WeightsPanel]) -> Html:
     rows = [
         el(
             "tr",
-            None,
-            el("th", {"scope": "row"}, el("code", None, breakable(group))),
-            [el("td", {"class": "number"}, f"{np.asarray(panel.values)[index]:.3f}") for panel in panels],
+            el("th", el("code", breakable(group)), scope="row"),
+            [el("td.number", f"{np.asarray(panel.values)[index]:.3f}") for panel in panels],
         )
         for index, group in enumerate(panels[0].groups)
     ]
-    heads = [el("th", {"scope": "col", "class": "number"}, panel.name) for panel in panels]
-    return el("div", {"class": "scroll"}, table([el("th", {"scope": "col"}, "group"), heads], rows))
+    heads = [el("th.number", panel.name, scope="col") for panel in panels]
+    return el("div.scroll", table([el("th", "group", scope="col"), heads], rows))
 
 
 def in_words(values: np.ndarray) -> str:
@@ -284,25 +280,24 @@ def _block_key(panel: WeightsPanel, means: bool = False) -> Html:
     entries = []
     for block, tone in block_tones(blocks).items():
         mean = number(values[[name == block for name in blocks]].mean(), 2)
-        words = [" ", el("span", {"class": "faint"}, mean)] if means else None
-        entries.append(el("li", {"title": block}, _swatch(tone), short[block], words))
+        words = [" ", el("span.faint", mean)] if means else None
+        entries.append(el("li", _swatch(tone), short[block], words, title=block))
     if means:
-        return el("ul", {"class": "blocks"}, entries)
-    return el("ul", {"class": "blocks key-line", "aria-label": "colours of blocks"}, entries)
+        return el("ul.blocks", entries)
+    return el("ul.blocks.key-line", entries, aria_label="colours of blocks")
 
 
 def _swatch(tone: int) -> Html:
-    return el("span", {"class": f"swatch tone-{tone}", "aria-hidden": "true"})
+    return el(f"span.swatch.tone-{tone}", aria_hidden="true")
 
 
 def _largest(panel: WeightsPanel, heading: str) -> Html:
     """A table of the largest weights, beside the course of the objective if there is one."""
     count = len(panel.groups)
-    title = el(heading, None, f"Largest {min(_TOP, count)} of {count}")
+    title = el(heading, f"Largest {min(_TOP, count)} of {count}")
     return el(
-        "div",
-        {"class": "pair"},
-        el("div", None, title, _table(panel, _descending(panel)[:_TOP])),
+        "div.pair",
+        el("div", title, _table(panel, _descending(panel)[:_TOP])),
         _objective(panel, heading) if panel.objective is not None and len(panel.objective) else None,
     )
 
@@ -318,19 +313,18 @@ def _table(panel: WeightsPanel, order: Sequence[int]) -> Html:
     rows = [
         el(
             "tr",
-            None,
-            el("td", {"class": "number faint"}, rank[index]),
-            el("th", {"scope": "row"}, el("code", None, breakable(panel.groups[index]))),
-            el("td", {"class": "number"}, f"{values[index]:.3f}"),
-            el("td", {"class": "meter", "aria-hidden": "true"}, bar(values[index] / values.max())),
+            el("td.number.faint", rank[index]),
+            el("th", el("code", breakable(panel.groups[index])), scope="row"),
+            el("td.number", f"{values[index]:.3f}"),
+            el("td.meter", bar(values[index] / values.max()), aria_hidden="true"),
         )
         for index in order
     ]
     heads = [
-        el("th", {"scope": "col", "class": "number"}, "rank"),
-        el("th", {"scope": "col"}, "group"),
-        el("th", {"scope": "col", "class": "number"}, "weight"),
-        el("td", {"aria-hidden": "true"}),
+        el("th.number", "rank", scope="col"),
+        el("th", "group", scope="col"),
+        el("th.number", "weight", scope="col"),
+        el("td", aria_hidden="true"),
     ]
     return table(heads, rows)
 
@@ -351,7 +345,7 @@ def _objective(panel: WeightsPanel, heading: str) -> Html:
         y_label=panel.objective_label,
     )
     caption = f"{number(course[0], 4)} at the start, {number(course[-1], 4)} at the end."
-    return el("figure", None, el(heading, None, "Course of learning"), plot, el("figcaption", None, caption))
+    return el("figure", el(heading, "Course of learning"), plot, el("figcaption", caption))
 
 
 def weights_panel(weights: Weights, note: str = "", name: str = "") -> WeightsPanel:
