@@ -88,10 +88,7 @@ def _typeset(written: str) -> str:
 def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
     """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
     return el(
-        f"span.mark.{kind}",
-        el("span.sign", sign, aria_hidden="true"),
-        el("span.word", word),
-        title=meaning,
+        f"span.mark.{kind}", el("span.sign", sign, aria_hidden="true"), el("span.word", word), title=meaning
     )
 
 

@@ -19,11 +19,7 @@ _REMOVE = "remove"  # the mark of the live page
 _LONGEST = 2**28  # bytes of a list of ids
 
 
-def append(
-    index: IndexPath,
-    model: TrainingOptions,
-    worker: WorkerOptions,
-) -> None:
+def append(index: IndexPath, model: TrainingOptions, worker: WorkerOptions) -> None:
     """Add training examples to an index. Examples that it holds already, by content, are skipped.
 
     Give all training data, or only the new part. The index remembers the model and its settings. After a kill the index

@@ -121,10 +121,7 @@ def finish(
     index: Annotated[
         Any,
         typer.Argument(
-            parser=place,
-            metavar="DIR",
-            help="folder or URL of an unfinished index",
-            autocompletion=indexes,
+            parser=place, metavar="DIR", help="folder or URL of an unfinished index", autocompletion=indexes
         ),
     ],
     model: TrainingOptions,

@@ -90,14 +90,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     with clock.step("Attribute 500 held-out digits"):
         queries = Rows(data.evaluate)
         scores = index.score(data.evaluate)
-        panels = query_panels(
-            setup,
-            queries,
-            scores,
-            ways,
-            which=_interesting(setup, queries),
-            view=view,
-        )
+        panels = query_panels(setup, queries, scores, ways, which=_interesting(setup, queries), view=view)
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
         rankings = side_by_side(index, list(ways.values())[-1], progress=False)
         labels = label_panel(index, view, rankings, ways, count=SUSPECTS, details=False)
@@ -185,11 +178,7 @@ def _cards(labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
             f"{labels.hits} of {SUSPECTS}",
             f"among the {SUSPECTS} most suspicious digits",
         ),
-        Card(
-            "AUC of finding them",
-            f"{last.auc:.3f}",
-            f"by {last.name}; {first.auc:.3f} by {first.name}",
-        ),
+        Card("AUC of finding them", f"{last.auc:.3f}", f"by {last.name}; {first.auc:.3f} by {first.name}"),
         Card(
             "All of this took",
             f"{seconds:.0f} s",

@@ -314,12 +314,7 @@ class Session:
         rows += [self._row(answer, *way, count, among) for way in others]
         if answer.where == "train":
             rows += self.baselines.rows(answer, body.get("baselines") or [], ways, count, among)
-        return {
-            "answer": answer.id,
-            "rows": rows,
-            "matched": int(usable.sum()),
-            "marks": self.marks.version,
-        }
+        return {"answer": answer.id, "rows": rows, "matched": int(usable.sum()), "marks": self.marks.version}
 
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
         cache = answer.cache

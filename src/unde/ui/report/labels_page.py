@@ -10,15 +10,7 @@ from torch import Tensor
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
-from unde.index.labels import (
-    BASELINE,
-    DEFAULT,
-    RANKINGS,
-    Suspects,
-    label_rankings,
-    neighbours,
-    wrong_labels,
-)
+from unde.index.labels import BASELINE, DEFAULT, RANKINGS, Suspects, label_rankings, neighbours, wrong_labels
 from unde.setup import Setup
 from unde.tasks import TokenClassification
 from unde.ui.report.example_view import ExampleView, class_name, class_names

@@ -313,11 +313,7 @@ def page_of(
         calibration=index.calibration if "calibration" in scores.provenance else None,
         note=view.missing_note,
         warnings=_warnings(index, scores, names),
-        provenance={
-            "unde": __version__,
-            "index": str(index.folder),
-            **scores.provenance["method"],
-        },
+        provenance={"unde": __version__, "index": str(index.folder), **scores.provenance["method"]},
     )
 
 
