@@ -171,8 +171,7 @@ def _labels(
     method: str | None,
 ) -> Page:
     from unde.index import labels
-    from unde.ui.report.example_view import class_names
-    from unde.ui.report.labels_page import MANY, label_page
+    from unde.ui.report.labels_page import MANY, LabelReview
     from unde.weights import Weights
 
     if labels.RANKINGS[by].cost == "pairs" and len(opened) > MANY:
@@ -181,18 +180,11 @@ def _labels(
             f"--by {RANKINGS[0]} needs one pass of the model"
         )
     ways = {UNWEIGHTED: None, **{name: Weights.load(file) for name, file in files.items()}}
-    page, rankings = label_page(
-        opened,
-        project.setup,
-        ways,
-        title=f"Which labels of {named} look wrong?",
-        by=by,
-        count=first,
-        method=method,
-    )
+    review = LabelReview(opened, project.setup, ways, by, first, method)
+    page = review.page(f"Which labels of {named} look wrong?")
     if csv is not None:
-        suspects = rankings[by]
-        suspects.to_csv(csv, class_names(project.setup, suspects.classes), rankings)
+        suspects = review.suspects
+        suspects.to_csv(csv, review.view.classes, review.rankings)
         console.note(f"{len(suspects.order):,} examples, the most suspicious first, are in {csv}")
     return page
 

@@ -23,8 +23,7 @@ from unde.setup import Setup
 from unde.tasks import Classification
 from unde.ui.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, train
 from unde.ui.report import Card, MislabelPanel, Page, ResultTable, Step, meaning
-from unde.ui.report.example_view import ExampleView
-from unde.ui.report.labels_page import label_panel, side_by_side
+from unde.ui.report.labels_page import LabelReview
 from unde.ui.report.panels import predictions, query_panels
 from unde.ui.report.trust import TrustPanel, uniform
 from unde.ui.report.weights import weights_panel
@@ -75,7 +74,6 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = _setup(model, data)
-    view = ExampleView(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
@@ -90,10 +88,9 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     with clock.step("Attribute 500 held-out digits"):
         queries = Rows(data.evaluate)
         scores = index.score(data.evaluate)
-        panels = query_panels(setup, queries, scores, ways, which=_interesting(setup, queries), view=view)
+        panels = query_panels(setup, queries, scores, ways, which=_interesting(setup, queries))
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
-        rankings = side_by_side(index, list(ways.values())[-1], progress=False)
-        labels = label_panel(index, view, rankings, ways, count=SUSPECTS, details=False)
+        labels = LabelReview(index, setup, ways, count=SUSPECTS, details=False).panel()
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
