@@ -149,29 +149,30 @@ def test_empty_rows_and_queries_are_refused():
 
 def test_weights_are_drawn_in_model_order_and_ranked():
     values = np.linspace(0.1, 1.9, len(RESNET))[::-1]
-    root = parse(weights_section(WeightsPanel(RESNET, values)))
+    root = parse(weights_section([WeightsPanel(RESNET, values)]))
     tips = [title.text for title in root.all(".bar-group title")]
     assert tips == [f"{name}: {value:.3g}" for name, value in zip(RESNET, values)]
-    top, everything = root.all("table")
+    top, means, everything = root.all("table")
     assert [words(row) for row in top.all("tbody th")] == RESNET[:10]
-    assert [words(row.all("td")[1]) for row in top.all("tbody tr")] == [
+    assert [words(row.all("td")[0]) for row in top.all("tbody tr")] == [
         f"{value:.3f}" for value in values[:10]
     ]
+    assert len(means.all("tbody tr")) == 6
     assert [words(row) for row in everything.all("tbody th")] == RESNET
     assert [label.text for label in root.all("text.above")] == ["1", "2", "3", "4", "5"]
 
 
 def test_the_order_of_the_table_is_by_weight():
-    root = parse(weights_section(WeightsPanel(["a", "b", "c"], [0.3, 2.2, 0.5])))
+    root = parse(weights_section([WeightsPanel(["a", "b", "c"], [0.3, 2.2, 0.5])]))
     assert [words(row) for row in root.one("tbody").all("th")] == ["b", "c", "a"]
-    assert [row.all("td")[0].text for row in root.one("tbody").all("tr")] == ["1", "2", "3"]
+    assert [row.all("td")[0].text for row in root.one("tbody").all("tr")] == ["2.200", "0.500", "0.300"]
     assert not root.all("details")  # nothing more to unfold
 
 
 def test_the_words_count_right():
     values = [0.0, 0.005, 0.5, 2.495, 2.0]
-    lead = words(parse(weights_section(WeightsPanel(list("abcde"), values))).one("p.lead"))
-    assert "from 0 to 2.5:" in lead
+    lead = words(parse(weights_section([WeightsPanel(list("abcde"), values)])).all("p.note")[0])
+    assert "From 0 to 2.5:" in lead
     assert "2 of 5 groups lie above 1" in lead
     assert "half of the total is in the largest 2." in lead
     assert lead.endswith("hardly counting: 2 groups.")
@@ -198,8 +199,9 @@ def test_blocks_are_found_from_names(groups, blocks):
 
 def test_given_blocks_are_used_and_averaged():
     panel = WeightsPanel(["a", "b", "c", "d"], [0.5, 1.5, 1.75, 0.25], blocks=["down", "down", "up", "up"])
-    root = parse(weights_section(panel))
-    assert [words(entry) for entry in root.all("ul.blocks li")] == ["down 1", "up 1"]
+    root = parse(weights_section([panel]))
+    assert [words(entry) for entry in root.all("ul.blocks li")] == ["down", "up"]
+    assert [words(row) for row in root.all("tbody")[1].all("tr")] == ["down1.00", "up1.00"]
     assert [bar.classes for bar in root.all("rect.mark-bar")][1:3] == [
         {"mark-bar", "tone-0"},
         {"mark-bar", "tone-1"},
@@ -209,10 +211,10 @@ def test_given_blocks_are_used_and_averaged():
 
 def test_the_objective_is_drawn_when_there_is_one():
     panel = WeightsPanel(["a", "b"], torch.tensor([0.5, 1.5]), objective=[0.1, 0.2, 0.25])
-    root = parse(weights_section(panel))
+    root = parse(weights_section([panel]))
     assert len((root.one("polyline").attributes["points"] or "").split()) == 3
     assert words(root.one("figcaption")) == "0.1 at the start, 0.25 at the end."
-    assert not parse(weights_section(WeightsPanel(["a"], [1.0]))).all("polyline")
+    assert not parse(weights_section([WeightsPanel(["a"], [1.0])])).all("polyline")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_other_models_keep_their_blocks():
 
 
 def test_one_set_of_a_unet_runs_down_mid_up():
-    root = parse(weights_section(panel("", 0)))
+    root = parse(weights_section([panel("", 0)]))
     tips = [title.text for title in root.all(".bar-group title")]
     assert [tip.split(" ")[0].rstrip(":") for tip in tips] == FLOW
     assert tips[5].startswith(f"mid_block.{LORA} (Mid): ")
@@ -90,7 +90,7 @@ def test_one_set_of_a_unet_runs_down_mid_up():
 
 
 def test_given_blocks_and_their_order_are_kept():
-    root = parse(weights_section(panel("", 0, blocks=["x"] * 5 + ["y"] * 5)))
+    root = parse(weights_section([panel("", 0, blocks=["x"] * 5 + ["y"] * 5)]))
     assert [t.text.split(" ")[0].rstrip(":") for t in root.all(".bar-group title")] == UNET
 
 

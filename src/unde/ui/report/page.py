@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from unde.errors import UndeError
 from unde.index.calibration import Calibration
@@ -30,7 +31,7 @@ from unde.ui.report.tables import (
     steps_section,
 )
 from unde.ui.report.trust import TrustPanel, calibration_section, trust_section
-from unde.ui.report.weights import WeightsPanel, check_sets, weight_sets_section, weights_section
+from unde.ui.report.weights import WeightsPanel, check_sets, weights_section
 
 # The browser itself is told to fetch nothing and to run nothing.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -133,7 +134,14 @@ class Page:
             ),
             el(
                 "main",
-                _read_first(self.warnings) if len(self.warnings) else None,
+                el(
+                    "aside.warnings",
+                    el("h2", "Read this first", id="warnings-title"),
+                    el("ul", [el("li", sentence) for sentence in self.warnings]),
+                    aria_labelledby="warnings-title",
+                )
+                if len(self.warnings)
+                else None,
                 _how_to_read(self) if len(self.queries) else None,
                 [section for _, _, section in sections],
                 id="main",
@@ -159,26 +167,21 @@ class Page:
         return Path(path).expanduser()
 
     def _sections(self) -> Iterator[tuple[str, str, Html]]:
-        if len(self.queries):
-            yield "queries", "Queries", queries_section(self.queries)
-        if self.calibration is not None:
-            yield "calibration", "Calibration", calibration_section(self.calibration)
-        if len(self._weights) == 1:
-            yield "weights", "Weights", weights_section(self._weights[0])
-        elif self._weights:
-            yield "weights", "Weights", weight_sets_section(self._weights)
-        if self.trust is not None:
-            yield "trust", "Trust", trust_section(self.trust)
-        if len(self.heatmaps):
-            yield "heatmaps", "Heat maps", heatmaps_section(self.heatmaps)
-        if self.mislabelled is not None:
-            yield "mislabelled", "Labels", mislabel_section(self.mislabelled)
-        if len(self.tables):
-            yield "evaluation", "Evaluation", evaluation_section(self.tables)
-        if len(self.steps):
-            yield "steps", "Steps", steps_section(self.steps)
-        if len(self.provenance):
-            yield "provenance", "Provenance", provenance_section(self.provenance)
+        """The anchor, the name and the content of each part that is there."""
+        parts: list[tuple[str, str, Callable[[Any], Html], Any]] = [
+            ("queries", "Queries", queries_section, self.queries),
+            ("calibration", "Calibration", calibration_section, self.calibration),
+            ("weights", "Weights", weights_section, self._weights),
+            ("trust", "Trust", trust_section, self.trust),
+            ("heatmaps", "Heat maps", heatmaps_section, self.heatmaps),
+            ("mislabelled", "Labels", mislabel_section, self.mislabelled),
+            ("evaluation", "Evaluation", evaluation_section, self.tables),
+            ("steps", "Steps", steps_section, self.steps),
+            ("provenance", "Provenance", provenance_section, self.provenance),
+        ]
+        for anchor, name, make, content in parts:
+            if content is not None and (not hasattr(content, "__len__") or len(content)):
+                yield anchor, name, make(content)
 
 
 def _head(title: str) -> Html:
@@ -193,15 +196,6 @@ def _head(title: str) -> Html:
         # An empty icon keeps a browser from asking a server for one.
         el("link", rel="icon", href="data:,"),
         el("style", Html(CSS)),
-    )
-
-
-def _read_first(warnings: Sequence[str]) -> Html:
-    return el(
-        "aside.warnings",
-        el("h2", "Read this first", id="warnings-title"),
-        el("ul", [el("li", sentence) for sentence in warnings]),
-        aria_labelledby="warnings-title",
     )
 
 

@@ -12,10 +12,10 @@ from unde.errors import UndeError
 from unde.markup import Child, Html, el, number
 
 
-def section(name: str, title: str, *children: Child, kind: str = "") -> Html:
+def section(name: str, title: str, *children: Child) -> Html:
     """A section of a page with its heading; `name` is its anchor."""
     heading = el("h2", title, id=f"{name}-title")
-    return el(f"section.{kind}", heading, *children, id=name, aria_labelledby=f"{name}-title")
+    return el("section", heading, *children, id=name, aria_labelledby=f"{name}-title")
 
 
 def note(words: str) -> Html | None:

@@ -78,7 +78,6 @@ def trust_section(panel: TrustPanel) -> Html:
         ],
         note("" if first.held_out else FEW),
         [_kind(c, panel.shares(i), panel.means, len(first.curves) > 1) for i, c in enumerate(first.curves)],
-        kind="trust",
     )
 
 
@@ -181,7 +180,6 @@ def calibration_section(calibration: Calibration) -> Html:
         lead(LDS_MEANING),
         el("figure", bar_strip(calibration), el("figcaption", _caption(calibration))),
         result_table(ResultTable("LDS, %", ["setting", "LDS"], rows, note=remark)),
-        kind="calibration",
     )
 
 

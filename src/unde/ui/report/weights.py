@@ -13,7 +13,7 @@ from unde.errors import UndeError
 from unde.groups import unet_order, unet_stages
 from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
-from unde.ui.report.tables import ResultTable, bar, fold, lead, note, result_table, scroll, section, table
+from unde.ui.report.tables import ResultTable, bar, fold, lead, note, result_table, scroll, section
 from unde.weights import Weights
 
 _TOP = 10  # groups in the table of the largest weights
@@ -73,6 +73,11 @@ class WeightsPanel:
             if not np.isfinite(self.objective).all():
                 raise UndeError("the objective holds NaN or infinite values: only finite ones can be drawn")
 
+    @property
+    def array(self) -> np.ndarray:
+        """The weights (M,)."""
+        return np.asarray(self.values)
+
 
 def block_names(groups: Sequence[str]) -> list[str] | None:
     """The block of each group: the shortest dotted prefix that separates a handful of blocks; None if there is none.
@@ -108,7 +113,7 @@ def arrange(panel: WeightsPanel) -> WeightsPanel:
     return replace(
         panel,
         groups=[panel.groups[i] for i in order],
-        values=np.asarray(panel.values)[order],
+        values=panel.array[order],
         blocks=[blocks[i] for i in order],
     )
 
@@ -136,41 +141,25 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in unique}
 
 
-def weights_section(panel: WeightsPanel) -> Html:
-    """The section with the plot of all weights, a table of the largest and the course of the objective."""
-    order = order_of(panel)
-    panel = arrange(panel)
-    count = counted(len(panel.groups), "group")
-    return section(
-        "weights",
-        "Learned weights, layer by layer",
-        lead(f"{MEANING} Here weights run from {in_words(np.asarray(panel.values))}"),
-        note(panel.note),
-        _plot(panel, "plot of all weights", f"Bar plot of the weights of {count} {order}"),
-        el("div", note("Mean weight by block"), _block_key(panel, means=True)) if panel.blocks else None,
-        _largest(panel, "h3"),
-        fold(f"All {count} {order}", _table(panel, range(len(panel.groups))))
-        if len(panel.groups) > _TOP
-        else None,
-    )
-
-
-def weight_sets_section(panels: Sequence[WeightsPanel]) -> Html:
-    """The section with a plot for each set, the means of blocks, and every weight as a table."""
-    order = order_of(panels[0])
-    panels = [arrange(panel) for panel in panels]
-    peaks = [max(1.0, float(np.max(panel.values))) for panel in panels]
+def weights_section(panels: Sequence[WeightsPanel]) -> Html:
+    """The section with a plot of each set, the means of blocks, the largest weights and all of them as a table."""
+    order, panels = order_of(panels[0]), [arrange(panel) for panel in panels]
+    peaks = [max(1.0, float(panel.array.max())) for panel in panels]
     shared = max(peaks) if max(peaks) <= _SQUASHED * min(peaks) else None
-    scale = "All plots have one scale." if shared else "Each plot has its own scale."
-    count = counted(len(panels[0].groups), "group")
+    count, several = counted(len(panels[0].groups), "group"), len(panels) > 1
+    words = f"{len(panels)} sets over the same {count}, {order}. " if several else f"{count}, {order}."
+    if several:
+        words += "All plots have one scale." if shared else "Each plot has its own scale."
     return section(
         "weights",
-        "Learned weights, set by set",
-        lead(f"{MEANING} {len(panels)} sets over the same {count}, {order}. {scale}"),
+        f"Learned weights, {'set by set' if several else 'layer by layer'}",
+        lead(f"{MEANING} {words}"),
         _block_key(panels[0]) if panels[0].blocks else None,
-        el("div.sets", [_set(panel, shared) for panel in panels]),
-        _means(panels),
-        fold(f"All {count} under each set", _all_weights(panels)),
+        el("div.sets" if several else "div", [_set(panel, order, shared, several) for panel in panels]),
+        _means(panels) if panels[0].blocks else None,
+        fold(f"All {count} {order}", _all_weights(panels))
+        if len(panels[0].groups) > _TOP or several
+        else None,
     )
 
 
@@ -192,44 +181,54 @@ def check_sets(panels: Sequence[WeightsPanel]) -> None:
             )
 
 
-def _set(panel: WeightsPanel, highest: float | None) -> Html:
-    title = f"Bar plot of the weights {panel.name} of {counted(len(panel.groups), 'group')}"
+def _set(panel: WeightsPanel, order: str, highest: float | None, several: bool) -> Html:
+    """One set: its plot, its largest weights, and the course of the objective if there is one."""
+    count = len(panel.groups)
+    rows = [
+        [
+            _code(panel.groups[i]),
+            f"{panel.array[i]:.3f}",
+            el("div.meter", bar(panel.array[i] / panel.array.max())),
+        ]
+        for i in _descending(panel)[:_TOP]
+    ]
+    table = result_table(ResultTable(f"Largest {min(_TOP, count)} of {count}", ["group", "weight", ""], rows))
+    largest = el("div.pair", table, _objective(panel))
+    title = f"Bar plot of the weights {panel.name}".strip() + f" of {counted(count, 'group')} {order}"
+    plot = bar_plot(_bars(panel), title=title, highest=highest, compact=several)
     return el(
         "article.weight-set",
-        el("h3", panel.name),
-        note(f"From {in_words(np.asarray(panel.values))}"),
+        el("h3", panel.name or "Weights"),
+        note(f"From {in_words(panel.array)}"),
         note(panel.note),
-        _plot(panel, f"plot of {panel.name}", title, highest, compact=True),
-        fold("Largest weights", _largest(panel, "h4")),
+        scroll(f"plot of {panel.name or 'all weights'}", plot, name="figure"),
+        fold("Largest weights", largest) if several else largest,
     )
 
 
-def _means(panels: Sequence[WeightsPanel]) -> Html | None:
-    blocks = panels[0].blocks
-    if not blocks:
-        return None
-    short, names = short_names(blocks), np.array(blocks)
+def _means(panels: Sequence[WeightsPanel]) -> Html:
+    blocks = panels[0].blocks or ()
+    short = short_names(blocks)
     rows = [
         [
             el("span", _swatch(tone), short[block], title=block),
-            *(f"{np.asarray(panel.values)[names == block].mean():.2f}" for panel in panels),
+            *(f"{panel.array[np.array(blocks) == block].mean():.2f}" for panel in panels),
         ]
         for block, tone in block_tones(blocks).items()
     ]
-    return result_table(ResultTable("Mean weight by block", ["block", *(p.name for p in panels)], rows))
+    return result_table(ResultTable("Mean weight by block", ["block", *_names(panels)], rows))
 
 
 def _all_weights(panels: Sequence[WeightsPanel]) -> Html:
     rows = [
-        el(
-            "tr",
-            el("th", el("code", breakable(group)), scope="row"),
-            [el("td.number", f"{np.asarray(panel.values)[index]:.3f}") for panel in panels],
-        )
-        for index, group in enumerate(panels[0].groups)
+        [_code(group), *(f"{panel.array[i]:.3f}" for panel in panels)]
+        for i, group in enumerate(panels[0].groups)
     ]
-    heads = [el("th.number", panel.name, scope="col") for panel in panels]
-    return el("div.scroll", table([el("th", "group", scope="col"), heads], rows))
+    return result_table(ResultTable("Weights", ["group", *_names(panels)], rows))
+
+
+def _names(panels: Sequence[WeightsPanel]) -> list[str]:
+    return [panel.name or "weight" for panel in panels]
 
 
 def in_words(values: np.ndarray) -> str:
@@ -242,13 +241,6 @@ def in_words(values: np.ndarray) -> str:
         f"and half of the total is in the largest {half}."
     )
     return words + (f" Below 0.01, and hardly counting: {counted(silent, 'group')}." if silent else "")
-
-
-def _plot(
-    panel: WeightsPanel, label: str, title: str, highest: float | None = None, compact: bool = False
-) -> Html:
-    plot = bar_plot(_bars(panel), title=title, highest=highest, compact=compact)
-    return scroll(label, plot, name="figure")
 
 
 def _bars(panel: WeightsPanel) -> list[Bar]:
@@ -273,17 +265,13 @@ def _bars(panel: WeightsPanel) -> list[Bar]:
     return bars
 
 
-def _block_key(panel: WeightsPanel, means: bool = False) -> Html:
-    """The colours of the blocks, with their mean weights or without."""
-    blocks, values = panel.blocks or (), np.asarray(panel.values)
-    short = short_names(blocks)
-    entries = []
-    for block, tone in block_tones(blocks).items():
-        mean = number(values[[name == block for name in blocks]].mean(), 2)
-        words = [" ", el("span.faint", mean)] if means else None
-        entries.append(el("li", _swatch(tone), short[block], words, title=block))
-    if means:
-        return el("ul.blocks", entries)
+def _block_key(panel: WeightsPanel) -> Html:
+    """The colours of the blocks."""
+    short = short_names(panel.blocks or ())
+    entries = [
+        el("li", _swatch(tone), short[block], title=block)
+        for block, tone in block_tones(panel.blocks or ()).items()
+    ]
     return el("ul.blocks.key-line", entries, aria_label="colours of blocks")
 
 
@@ -291,61 +279,26 @@ def _swatch(tone: int) -> Html:
     return el(f"span.swatch.tone-{tone}", aria_hidden="true")
 
 
-def _largest(panel: WeightsPanel, heading: str) -> Html:
-    """A table of the largest weights, beside the course of the objective if there is one."""
-    count = len(panel.groups)
-    title = el(heading, f"Largest {min(_TOP, count)} of {count}")
-    return el(
-        "div.pair",
-        el("div", title, _table(panel, _descending(panel)[:_TOP])),
-        _objective(panel, heading) if panel.objective is not None and len(panel.objective) else None,
-    )
-
-
 def _descending(panel: WeightsPanel) -> list[int]:
     """Positions of the groups, the largest weight first."""
-    return np.argsort(-np.asarray(panel.values), kind="stable").tolist()
+    return np.argsort(-panel.array, kind="stable").tolist()
 
 
-def _table(panel: WeightsPanel, order: Sequence[int]) -> Html:
-    values = np.asarray(panel.values)
-    rank = {group: rank for rank, group in enumerate(_descending(panel), 1)}
-    rows = [
-        el(
-            "tr",
-            el("td.number.faint", rank[index]),
-            el("th", el("code", breakable(panel.groups[index])), scope="row"),
-            el("td.number", f"{values[index]:.3f}"),
-            el("td.meter", bar(values[index] / values.max()), aria_hidden="true"),
-        )
-        for index in order
-    ]
-    heads = [
-        el("th.number", "rank", scope="col"),
-        el("th", "group", scope="col"),
-        el("th.number", "weight", scope="col"),
-        el("td", aria_hidden="true"),
-    ]
-    return table(heads, rows)
-
-
-def breakable(name: str) -> list[Html | str]:
+def _code(name: str) -> Html:
     """A dotted name that may break after its dots, and not within its words."""
     first, *others = name.split(".")
-    return [first, *(part for word in others for part in (".", el("wbr"), word))]
+    return el("code", first, *((".", el("wbr"), word) for word in others))
 
 
-def _objective(panel: WeightsPanel, heading: str) -> Html:
-    course = np.asarray(panel.objective)
-    line = Line(panel.objective_label, np.arange(1, len(course) + 1), course)
-    plot = line_plot(
-        [line],
-        title=f"{panel.objective_label} while learning, from {number(course[0])} to {number(course[-1])}",
-        x_label=panel.objective_steps,
-        y_label=panel.objective_label,
-    )
+def _objective(panel: WeightsPanel) -> Html | None:
+    if panel.objective is None or not len(panel.objective):
+        return None
+    course, label = np.asarray(panel.objective), panel.objective_label
+    title = f"{label} while learning, from {number(course[0])} to {number(course[-1])}"
+    line = Line(label, np.arange(1, len(course) + 1), course)
+    plot = line_plot([line], title=title, x_label=panel.objective_steps, y_label=label)
     caption = f"{number(course[0], 4)} at the start, {number(course[-1], 4)} at the end."
-    return el("figure", el(heading, "Course of learning"), plot, el("figcaption", caption))
+    return el("figure", el("h4", "Course of learning"), plot, el("figcaption", caption))
 
 
 def weights_panel(weights: Weights, note: str = "", name: str = "") -> WeightsPanel:
