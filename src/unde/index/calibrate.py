@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from unde import console
-from unde.data import Rows, choose_collate, to_device
+from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
 from unde.evaluate.bank import Bank, TrainingSpec
@@ -24,7 +25,7 @@ from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
 from unde.evaluate.calibration import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
-from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
+from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
 from unde.index.ground_truth import FEWEST_HALVES, GroundTruth, parse_duration, read_bank
 from unde.index.predictions import Predictor
 from unde.index.settings import Setting, list_settings
@@ -54,25 +55,17 @@ class Candidates:
         curves = list_settings(opened.stored)
         self.settings: dict[str, Setting] = {}
         self.predictions: dict[str, np.ndarray] = {}
-        self.curves: list[list[str]] = []
         self.refused: dict[str, str] = {}
-        count = sum(map(len, curves))
-        with console.progress("settings", count, unit="settings") as advance:
-            for curve in curves:
-                names = []
-                for setting in curve:
-                    try:
-                        predicted = predictor.predict(setting.method, setting.terms(opened.stored))
-                    except (
-                        UndeError
-                    ) as e:  # a kernel beyond the memory budget, a damping that rounding decides
-                        self.refused[setting.name] = str(e)
-                    else:
-                        self.settings[setting.name] = setting
-                        self.predictions[setting.name] = predicted
-                        names.append(setting.name)
-                    advance(1)
-                self.curves += [names] if names else []
+        with console.progress("settings", sum(map(len, curves)), unit="settings") as advance:
+            for setting in chain.from_iterable(curves):
+                try:
+                    terms = setting.terms(opened.stored)
+                    self.predictions[setting.name] = predictor.predict(setting.method, terms)
+                    self.settings[setting.name] = setting
+                except UndeError as e:  # a kernel beyond the memory budget, a damping that rounding decides
+                    self.refused[setting.name] = str(e)
+                advance(1)
+        self.curves = [[s.name for s in curve if s.name in self.settings] for curve in curves]
         if not self.settings:
             raise UndeError(
                 f"no setting of the index can be scored; the first says: {next(iter(self.refused.values()))}"
@@ -83,50 +76,129 @@ class Candidates:
         return {name: p[list(subsets)] for name, p in self.predictions.items()}
 
 
-def calibrate(
-    opened: IndexState,
-    queries: Any,
-    train: Retrain | TrainingSpec | None,
-    halves: int,
-    budget: str | float | None,
-    how: str,
-    bank: Bank | tuple[Any, Any] | None,
-    seed: int,
-    executor: Executor,
-    baselines: Mapping[str, Any] | None,
-) -> Calibration:
-    """See `Index.calibrate`."""
-    rows = Rows(queries, choose_collate(opened.collate, queries))
-    _check_queries(opened, rows)
-    if bank is not None:
-        masks, utility = read_bank(bank, len(rows), opened.stored.manifest.examples)
-        candidates = Candidates(opened, rows, masks)
-        none = np.zeros(0, dtype=np.int64)
-        truth = GroundTruth(masks, utility, np.zeros((0, len(rows))), none, 0.0)
-        return conclude(opened, rows, candidates, truth, BANK, seed, baselines, {})
-    if how not in (RETRAIN, LOCAL):
-        raise unknown("how", how, (RETRAIN, LOCAL))
-    if not FEWEST_HALVES <= halves <= MOST_HALVES:
-        raise UndeError(f"halves is {halves}: expected {FEWEST_HALVES} to {MOST_HALVES}, such as 8 or 16")
-    retrain = _retraining(opened, train, how)
-    plan = _plan(opened, rows, retrain, how, seed)
-    candidates = Candidates(opened, rows, np.stack([plan.mask(s) for s in range(halves)]))
-    truth = train_halves(opened, rows, plan, retrain, halves, budget, executor, candidates)
-    record = {"train": plan.name, "requested halves": halves}
-    candidates.predictions = candidates.of(range(len(truth.masks)))
-    return conclude(opened, rows, candidates, truth, how, seed, baselines, record)
+@dataclass(frozen=True)
+class Calibrator:
+    """Calibrate an index on some queries; see `Index.calibrate`."""
 
+    opened: IndexState
+    rows: Rows  # queries
+    seed: int
+    baselines: Mapping[str, Any]
 
-def _check_queries(opened: IndexState, rows: Rows) -> None:
-    if opened.model is None or opened.task is None:
-        raise UndeError("calibration asks the model about queries: open the index with model= and task=")
-    if len(rows) < FEWEST_QUERIES:
-        raise UndeError(
-            f"{console.counted(len(rows), 'query')} cannot tell settings apart: expected at least "
-            f"{FEWEST_QUERIES}, and 100 to 500 are better"
+    def __post_init__(self) -> None:
+        if self.opened.model is None or self.opened.task is None:
+            raise UndeError("calibration asks the model about queries: open the index with model= and task=")
+        if len(self.rows) < FEWEST_QUERIES:
+            raise UndeError(
+                f"{console.counted(len(self.rows), 'query')} cannot tell settings apart: expected at least "
+                f"{FEWEST_QUERIES}, and 100 to 500 are better"
+            )
+        held = self.opened.stored.find_digests(self.rows.digests())
+        refuse_shared(len(held), "queries", "the training data")
+
+    def with_bank(self, bank: Bank | tuple[Any, Any]) -> Calibration:
+        """Calibrate by models that are retrained already."""
+        truth = read_bank(bank, len(self.rows), self.opened.stored.manifest.examples)
+        return self._conclude(Candidates(self.opened, self.rows, truth.masks), truth, BANK, {})
+
+    def with_training(
+        self,
+        train: Retrain | TrainingSpec | None,
+        halves: int,
+        budget: str | float | None,
+        how: str,
+        executor: Executor,
+    ) -> Calibration:
+        """Train models until there are enough; what an earlier call has trained is read."""
+        if how not in (RETRAIN, LOCAL):
+            raise unknown("how", how, (RETRAIN, LOCAL))
+        if not FEWEST_HALVES <= halves <= MOST_HALVES:
+            raise UndeError(f"halves is {halves}: expected {FEWEST_HALVES} to {MOST_HALVES}, such as 8 or 16")
+        retrain = _retraining(self.opened, train, how)
+        plan = self._plan(retrain, how)
+        candidates = Candidates(self.opened, self.rows, np.stack([plan.mask(s) for s in range(halves)]))
+        watcher = Watcher(candidates, halves, None if budget is None else parse_duration(budget))
+        truth = self._train(plan, retrain, watcher, executor)
+        candidates.predictions = candidates.of(range(len(truth.masks)))
+        return self._conclude(candidates, truth, how, {"train": plan.name, "requested halves": halves})
+
+    def _plan(self, train: Retrain, how: str) -> SubsetPlan:
+        """Which examples and seeds models get. Its name says what is trained, so that other trainings are refused."""
+        m, digests = self.opened.stored.manifest, "".join(self.rows.digests())
+        asked = hashlib.sha256(digests.encode()).hexdigest()[:16]
+        name = f"{how}, {describe_function(train)}, index {m.id}, queries {asked}"
+        return SubsetPlan(name, m.examples, MOST_HALVES, 0.5, self.seed, seeds_per_subset=2)
+
+    def _train(
+        self, plan: SubsetPlan, train: Retrain | TrainingSpec, watcher: Watcher, executor: Executor
+    ) -> GroundTruth:
+        assert self.opened.task is not None
+        home = self.opened.stored.folder / layout.CALIBRATION_HALVES
+        home.mkdir(parents=True, exist_ok=True)
+        folder = UnfinishedBank.of(home / hashlib.sha256(plan.name.encode()).hexdigest()[:16])
+        utility, threads = QueryUtility(self.opened.task, self.rows), executor.threads
+        order = order_of(watcher.halves)
+        with folder.fill(plan.config()) as parts:
+            job = TrainJob(plan, train, utility, threads or torch.get_num_threads(), parts)
+            train_all(job, executor, numbers=order, watch=watcher)
+            results = {n: part for n in order if (part := parts.read(n)) is not None}
+        return _truth(plan, results)
+
+    def _conclude(
+        self, candidates: Candidates, truth: GroundTruth, how: str, record: Mapping[str, Any]
+    ) -> Calibration:
+        """Choose, and estimate what the choice is worth."""
+        predictions, utility, curves = candidates.predictions, truth.utility, candidates.curves
+        if len(utility) < FEWEST_HALVES:
+            raise UndeError(f"{len(utility)} retrained models are too few: expected at least {FEWEST_HALVES}")
+        if not np.ptp(utility, axis=0).any():
+            raise UndeError(
+                "all retrained models do equally well on every query: there is nothing to predict"
+            )
+        chosen = statistics.select(predictions, utility, curves, self.seed)
+        fair = statistics.crossfit(predictions, utility, curves, self.seed)
+        ceiling, digests, weights = None, self.rows.digests(), None
+        if truth.second_utility is not None:
+            agreement = statistics.reliability(utility, truth.second_utility, truth.repeated)
+            ceiling = float(np.sqrt(agreement))
+        if chosen.weights is not None:
+            story = {"how": FITTED, "weight_decay": chosen.weight_decay}
+            names = list(self.opened.groups.names)
+            weights = Weights(torch.from_numpy(chosen.weights), names, digests, story)
+        rated = [{"name": name, **_rate(p.sum(2), utility)} for name, p in predictions.items()]
+        members, m = truth.masks.astype(np.float64), self.opened.stored.manifest
+        return Calibration(
+            setting=candidates.settings[chosen.setting],
+            weights=weights,
+            expected=statistics.measure(fair, utility),
+            ceiling=ceiling,
+            settings=sorted(rated, key=lambda row: -row["lds"]),
+            baselines={
+                name: _rate(members @ np.asarray(scores, dtype=np.float64).T, utility)
+                for name, scores in self.baselines.items()
+            },
+            how=how,
+            halves=len(utility),
+            trainings=len(utility) + len(truth.repeated) if how != BANK else 0,
+            seconds=truth.seconds,
+            index=m.id,
+            query_digests=digests,
+            provenance={
+                **record,
+                "seed": self.seed,
+                "queries": len(self.rows),
+                "examples": m.examples,
+                "refused settings": candidates.refused,
+                "weight_decay": chosen.weight_decay,
+                "unde": __version__,
+                "torch": torch.__version__,
+            },
         )
-    held = opened.stored.find_digests(rows.digests())
-    refuse_shared(len(held), "queries", "the training data")
+
+
+def _rate(predicted: np.ndarray, utility: np.ndarray) -> dict[str, Any]:
+    estimate = statistics.measure(predicted, utility)
+    return {"lds": estimate.mean, "ci95": float(estimate.ci95_total or 0)}
 
 
 # --- training ------------------------------------------------------------------------------------------------
@@ -182,13 +254,6 @@ def _retraining(opened: IndexState, train: Retrain | TrainingSpec | None, how: s
     return replace(train, model=CopyModel(opened.model), epochs=1, schedule=None, order=None)
 
 
-def _plan(opened: IndexState, rows: Rows, train: Retrain, how: str, seed: int) -> SubsetPlan:
-    """Which examples and seeds models get. Its name says what is trained, so that other trainings are refused."""
-    asked = hashlib.sha256("".join(rows.digests()).encode()).hexdigest()[:16]
-    name = f"{how}, {describe_function(train)}, index {opened.stored.manifest.id}, queries {asked}"
-    return SubsetPlan(name, opened.stored.manifest.examples, MOST_HALVES, 0.5, seed, seeds_per_subset=2)
-
-
 def order_of(halves: int) -> list[int]:
     """Numbers of models: those of the first seeds, and of second seeds of some after the first few.
 
@@ -199,45 +264,17 @@ def order_of(halves: int) -> list[int]:
     return [*first[:FEWEST_HALVES], *(2 * s + 1 for s in range(REPEATED)), *first[FEWEST_HALVES:]]
 
 
-def train_halves(
-    opened: IndexState,
-    rows: Rows,
-    plan: SubsetPlan,
-    train: Retrain | TrainingSpec,
-    halves: int,
-    budget: str | float | None,
-    executor: Executor,
-    candidates: Candidates,
-) -> GroundTruth:
-    """Train models until there are enough; what an earlier call has trained is read."""
-    assert opened.task is not None
-    home = opened.stored.folder / layout.CALIBRATION_HALVES
-    home.mkdir(parents=True, exist_ok=True)
-    folder = UnfinishedBank.of(home / hashlib.sha256(plan.name.encode()).hexdigest()[:16])
-    watcher = Watcher(candidates, halves, None if budget is None else parse_duration(budget))
-    with folder.fill(plan.config()) as parts:
-        job = TrainJob(
-            plan, train, QueryUtility(opened.task, rows), executor.threads or torch.get_num_threads(), parts
-        )
-        train_all(job, executor, numbers=order_of(halves), watch=watcher)
-        found = {n: part for n in order_of(halves) if (part := parts.read(n)) is not None}
-    return _truth(plan, found)
-
-
-def _truth(plan: SubsetPlan, found: Mapping[int, ModelResult]) -> GroundTruth:
+def _truth(plan: SubsetPlan, results: Mapping[int, ModelResult]) -> GroundTruth:
     """Of subsets 0 … S − 1, all of which have a model; what is beyond a gap waits for the next call."""
-    done = 0
-    while 2 * done in found:
-        done += 1
-    repeated = [s for s in range(done) if 2 * s + 1 in found]
-    values = {n: part.utility[UNNAMED] for n, part in found.items()}
-    again = [values[2 * s + 1] for s in repeated]
+    done = next(s for s in count() if 2 * s not in results)
+    repeated = [s for s in range(done) if 2 * s + 1 in results]
+    values = {n: part.utility[UNNAMED] for n, part in results.items()}
     return GroundTruth(
-        masks=np.stack([plan.mask(s) for s in range(done)]),
-        utility=np.stack([values[2 * s] for s in range(done)]),
-        second_utility=np.stack(again) if again else np.zeros((0, len(values[0]))),
-        repeated=np.array(repeated, dtype=np.int64),
-        seconds=float(sum(part.seconds for part in found.values())),
+        np.stack([plan.mask(s) for s in range(done)]),
+        np.stack([values[2 * s] for s in range(done)]),
+        np.stack([values[2 * s + 1] for s in repeated]) if repeated else None,
+        repeated,
+        float(sum(part.seconds for part in results.values())),
     )
 
 
@@ -288,69 +325,3 @@ def is_sure(predictions: Mapping[str, np.ndarray], utility: np.ndarray, best: st
             if behind + SURE_WITHIN < level * error:
                 return False
     return True
-
-
-# --- concluding ----------------------------------------------------------------------------------------------
-
-
-def conclude(
-    opened: IndexState,
-    rows: Rows,
-    candidates: Candidates,
-    truth: GroundTruth,
-    how: str,
-    seed: int,
-    baselines: Mapping[str, Any] | None,
-    record: Mapping[str, Any],
-) -> Calibration:
-    """Choose, and estimate what the choice is worth."""
-    predictions, utility, curves = candidates.predictions, truth.utility, candidates.curves
-    if len(utility) < FEWEST_HALVES:
-        raise UndeError(f"{len(utility)} retrained models are too few: expected at least {FEWEST_HALVES}")
-    if not np.ptp(utility, axis=0).any():
-        raise UndeError("all retrained models do equally well on every query: there is nothing to predict")
-    chosen = statistics.select(predictions, utility, curves, seed)
-    expected = statistics.measure(statistics.crossfit(predictions, utility, curves, seed), utility)
-    ceiling = None
-    if len(truth.repeated):
-        ceiling = float(np.sqrt(statistics.reliability(utility, truth.second_utility, truth.repeated)))
-    rated = {name: statistics.measure(p.sum(2), utility) for name, p in predictions.items()}
-    digests = rows.digests()
-    weights = None
-    if chosen.weights is not None:
-        story = {"how": "fitted to retrained models", "weight_decay": chosen.weight_decay}
-        weights = Weights(torch.from_numpy(chosen.weights), list(opened.groups.names), digests, story)
-    members = truth.masks.astype(np.float64)
-    others = {
-        name: _row(statistics.measure(members @ np.asarray(scores, dtype=np.float64).T, utility))
-        for name, scores in (baselines or {}).items()
-    }
-    order = sorted(rated, key=lambda name: -rated[name].mean)
-    return Calibration(
-        setting=candidates.settings[chosen.setting],
-        weights=weights,
-        expected=expected,
-        ceiling=ceiling,
-        settings=[{"name": name, **_row(rated[name])} for name in order],
-        baselines=others,
-        how=how,
-        halves=len(utility),
-        trainings=len(utility) + len(truth.repeated) if how != BANK else 0,
-        seconds=truth.seconds,
-        index=opened.stored.manifest.id,
-        query_digests=digests,
-        provenance={
-            **record,
-            "seed": seed,
-            "queries": len(rows),
-            "examples": opened.stored.manifest.examples,
-            "refused settings": candidates.refused,
-            "weight_decay": chosen.weight_decay,
-            "unde": __version__,
-            "torch": torch.__version__,
-        },
-    )
-
-
-def _row(estimate: Any) -> dict[str, float]:
-    return {"lds": estimate.mean, "ci95": float(estimate.ci95_total)}

@@ -23,6 +23,8 @@ from unde.weights import Weights
 
 FORMAT, VERSION = "unde calibration", 1
 RETRAIN, LOCAL, BANK = "retrain", "local", "bank"
+FITTED = "fitted to retrained models"
+_PLAIN = "ceiling settings baselines how halves trainings seconds index query_digests provenance".split()  # as they are
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,16 +73,11 @@ class Calibration:
 
     def __str__(self) -> str:
         lds, half = 100 * self.expected.mean, 100 * (self.expected.ci95_total or self.expected.ci95)
-        most = ""
-        if self.ceiling is not None:
-            reached = self.ceiling <= self.expected.mean
-            most = (
-                ", as much as the noise between seeds leaves"
-                if reached
-                else f" of at most {100 * self.ceiling:.0f}"
-            )
+        most = "" if self.ceiling is None else f" of at most {100 * self.ceiling:.0f}"
+        if self.ceiling is not None and self.ceiling <= self.expected.mean:
+            most = ", as much as the noise between seeds leaves"
         others = ", ".join(f"{name} {100 * b['lds']:.0f}" for name, b in self.baselines.items())
-        others = f"; {others}" if others else ""
+        others = others and f"; {others}"
         if self.how == LOCAL:
             return (
                 f"{self.choice}: LDS {lds:.0f} (± {half:.0f}) on {self.halves} short continued trainings{others}. "
@@ -100,14 +97,12 @@ class Calibration:
         if self.setting.name not in {s["name"] for s in shown}:
             shown += [s for s in self.settings if s["name"] == self.setting.name]
         width = max(len(s["name"]) for s in shown)
-        top = max(max(s["lds"] for s in shown), 1e-9)
-        lines = []
-        for s in shown:
-            bar = "#" * max(0, round(20 * s["lds"] / top))
-            mark = "  <- chosen" if s["name"] == self.setting.name else ""
-            lines.append(
-                f"{s['name']:<{width}}  {100 * s['lds']:5.1f} ± {100 * s['ci95']:4.1f}  {bar}{mark}".rstrip()
-            )
+        top, mark = max(*(s["lds"] for s in shown), 1e-9), "  <- chosen"
+        lines = [
+            f"{s['name']:<{width}}  {100 * s['lds']:5.1f} ± {100 * s['ci95']:4.1f}  "
+            f"{'#' * round(20 * s['lds'] / top)}{mark if s['name'] == self.setting.name else ''}".rstrip()
+            for s in shown
+        ]
         rest = len(self.settings) - len(shown)
         return "\n".join([*lines, f"… and {rest} more settings"] if rest else lines)
 
@@ -115,6 +110,7 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str] | StorePath) -> None:
         """Write a JSON file; an interrupted write leaves an older file as it is."""
+        weights, spread = self.weights, self.expected.subset_bootstrap
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -122,20 +118,14 @@ class Calibration:
             "method": self.method.describe(),
             "last_checkpoint": self.setting.last_checkpoint,
             "weights": None
-            if self.weights is None
-            else dict(zip(self.weights.groups, self.weights.values.tolist(), strict=True)),
-            "expected": _estimate_content(self.expected),
-            "ceiling": self.ceiling,
-            "settings": [dict(s) for s in self.settings],
-            "baselines": {name: dict(b) for name, b in self.baselines.items()},
-            "how": self.how,
-            "halves": self.halves,
-            "trainings": self.trainings,
-            "seconds": self.seconds,
-            "index": self.index,
-            "query_digests": list(self.query_digests),
-            "provenance": dict(self.provenance),
+            if weights is None
+            else dict(zip(weights.groups, weights.values.tolist(), strict=True)),
+            "expected": {
+                "per_query": [None if np.isnan(v) else v for v in self.expected.per_query.tolist()],
+                "replicates": [] if spread is None else spread.means.tolist(),
+            },
         }
+        content |= {name: getattr(self, name) for name in _PLAIN}
         content["checksum"] = _checksum(content)
         write_atomically(place(path), (json.dumps(content, indent=1) + "\n").encode())
 
@@ -166,44 +156,21 @@ class Calibration:
             ) from None
 
 
-def _estimate_content(expected: Estimate) -> dict[str, Any]:
-    spread = expected.subset_bootstrap
-    return {
-        "per_query": [None if np.isnan(v) else v for v in expected.per_query.tolist()],
-        "replicates": [] if spread is None else spread.means.tolist(),
-    }
-
-
 def _from_content(content: Mapping[str, Any]) -> Calibration:
-    method = methods.parse(content["method"])
     named, expected = content["weights"], content["expected"]
     values = np.array([np.nan if v is None else v for v in expected["per_query"]], dtype=np.float64)
     replicates = np.array(expected["replicates"], dtype=np.float64)
-    digests = list(content["query_digests"])
+    spread = SubsetBootstrap(replicates, len(replicates), "jackknife") if len(replicates) else None
     weights = None
     if named is not None:
         tensor = torch.tensor([float(v) for v in named.values()], dtype=torch.float64)
-        weights = Weights(tensor, list(named), digests, {"how": "fitted to retrained models"})
+        weights = Weights(tensor, list(named), content["query_digests"], {"how": FITTED})
     return Calibration(
-        setting=Setting(method, bool(content["last_checkpoint"])),
-        weights=weights,
-        expected=Estimate(values, spread_of(replicates)),
-        ceiling=content["ceiling"],
-        settings=content["settings"],
-        baselines=content["baselines"],
-        how=content["how"],
-        halves=int(content["halves"]),
-        trainings=int(content["trainings"]),
-        seconds=float(content["seconds"]),
-        index=content["index"],
-        query_digests=digests,
-        provenance=content["provenance"],
+        Setting(methods.parse(content["method"]), bool(content["last_checkpoint"])),
+        weights,
+        Estimate(values, spread),
+        **{name: content[name] for name in _PLAIN},
     )
-
-
-def spread_of(replicates: np.ndarray) -> SubsetBootstrap | None:
-    """The spread over models as an estimate keeps it."""
-    return SubsetBootstrap(replicates, len(replicates), "jackknife") if len(replicates) else None
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

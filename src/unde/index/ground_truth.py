@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,25 +17,17 @@ FEWEST_HALVES = 4
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """Outcomes of retrained models.
+    """Outcomes of retrained models."""
 
-    Attributes:
-        masks: (S, N) bool, the subsets.
-        utility: (S, Q), higher is better.
-        second_utility: (R, Q) of the subsets `repeated`, trained with another seed.
-        repeated: (R,) which subsets.
-        seconds: Of all trainings.
-    """
-
-    masks: np.ndarray
-    utility: np.ndarray
-    second_utility: np.ndarray
-    repeated: np.ndarray
-    seconds: float
+    masks: np.ndarray  # (S, N) bool, the subsets
+    utility: np.ndarray  # (S, Q), higher is better
+    second_utility: np.ndarray | None = None  # (R, Q) of the subsets `repeated`, trained with another seed
+    repeated: Sequence[int] = ()  # which subsets
+    seconds: float = 0.0  # of all trainings
 
 
-def read_bank(bank: Bank | tuple[Any, Any], queries: int, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masks (S, N) and utilities (S, Q) of models that are retrained already."""
+def read_bank(bank: Bank | tuple[Any, Any], queries: int, examples: int) -> GroundTruth:
+    """Outcomes of models that are retrained already."""
     if isinstance(bank, Bank):
         fitting = {name: u for name, u in bank.utility.items() if u.shape[1] == queries}
         if len(fitting) != 1:
@@ -60,7 +53,7 @@ def read_bank(bank: Bank | tuple[Any, Any], queries: int, examples: int) -> tupl
         )
     if not np.isfinite(utility).all():
         raise UndeError("the utilities of the bank hold NaN or infinite values: did a training diverge?")
-    return masks.astype(bool), utility.astype(np.float64)
+    return GroundTruth(masks.astype(bool), utility.astype(np.float64))
 
 
 def parse_duration(text: str | float) -> float:

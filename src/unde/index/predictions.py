@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.groups import Groups
 from unde.index.kernel_cache import KernelCache
-from unde.index.reader import FeatureSource, IndexReader
+from unde.index.reader import FeatureSource
 from unde.index.scorer import Scorer
 from unde.methods import Method
-from unde.parallel import SERIAL, Executor
 
 
 class Predictor:
@@ -35,7 +33,7 @@ class Predictor:
     def __init__(self, scorer: Scorer, queries: Tensor, digests: list[str], masks: np.ndarray) -> None:
         self.scorer, self.queries, self.digests = scorer, queries, digests
         self.members = torch.from_numpy(np.ascontiguousarray(masks)).float()  # (S, N)
-        self._sums = subset_sums(scorer.stored, self.members)
+        self._sums = self._sum_features()
 
     def predict(self, method: Method, terms: Sequence[int] | None = None) -> np.ndarray:
         """Predictions (S, Q, M) under a method; (S, Q, 1) where its scores are not sums over groups.
@@ -47,45 +45,28 @@ class Predictor:
         if not method.linear or method.groupwise:
             total = self.scorer.scores(method, self.queries, self.digests).total()
             return (self.members.double() @ total.double().T).unsqueeze(2).numpy()
-        stored, executor = self.scorer.stored, self.scorer.executor
-        etas = stored.manifest.checkpoint_weights
-        chosen = range(stored.manifest.terms) if terms is None else terms
-        out = torch.zeros(len(self.members), self.queries.shape[1], len(self.scorer.groups))
-        for c in chosen:
-            rows = apply_kernel(stored, method, c, self.members, self._sums[c], executor)
-            for j, columns in group_columns(stored, self.scorer.groups):
-                out[:, :, j] += etas[c] * (rows[:, columns] @ self.queries[c][:, columns].T)
+        m, groups = self.scorer.stored.manifest, self.scorer.groups
+        out = torch.zeros(len(self.members), self.queries.shape[1], len(groups))
+        for c in range(m.terms) if terms is None else terms:
+            rows = self._apply_kernel(method, c)
+            for j, columns in zip(groups.of(m.unit_names), m.columns):
+                out[:, :, j] += m.checkpoint_weights[c] * (rows[:, columns] @ self.queries[c][:, columns].T)
         return out.numpy()
 
+    def _sum_features(self) -> list[Tensor]:
+        """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
+        stored, m = self.scorer.stored, self.scorer.stored.manifest
+        sums = [torch.zeros(len(self.members), m.width, dtype=torch.float64) for _ in range(m.terms)]
+        for s, rows in enumerate(m.shards):
+            for total, block in zip(sums, stored.blocks(s)):
+                total += self.members[:, rows] @ block
+        return [total.float() for total in sums]
 
-def subset_sums(stored: IndexReader, members: Tensor) -> list[Tensor]:
-    """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
-    m = stored.manifest
-    sums = [torch.zeros(len(members), m.width, dtype=torch.float64) for _ in range(m.terms)]
-    for s, rows in enumerate(m.shards):
-        for total, block in zip(sums, stored.blocks(s)):
-            total += members[:, rows] @ block
-    return [total.float() for total in sums]
-
-
-def apply_kernel(
-    stored: IndexReader,
-    method: Method,
-    checkpoint: int,
-    members: Tensor,
-    sums: Tensor,
-    executor: Executor = SERIAL,
-) -> Tensor:
-    """K Σ_{n ∈ s} g(n), (S, D)."""
-    files = KernelCache(stored, method.kernel, checkpoint, executor)
-    fitted = files.fitted()
-    combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
-    if combine is not None and files.source == FeatureSource(stored, checkpoint):
-        return combine(members)
-    return fitted.apply(sums)
-
-
-def group_columns(stored: IndexReader, groups: Groups) -> list[tuple[int, slice]]:
-    """(group, columns) of each parameter."""
-    m = stored.manifest
-    return list(zip(groups.of(m.unit_names), m.columns))
+    def _apply_kernel(self, method: Method, checkpoint: int) -> Tensor:
+        """K Σ_{n ∈ s} g(n), (S, D)."""
+        cache = KernelCache(self.scorer.stored, method.kernel, checkpoint, self.scorer.executor)
+        fitted = cache.fitted()
+        combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
+        if combine is not None and cache.source == FeatureSource(self.scorer.stored, checkpoint):
+            return combine(self.members)
+        return fitted.apply(self._sums[checkpoint])

@@ -15,7 +15,7 @@ from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
-from unde.index.calibrate import calibrate
+from unde.index.calibrate import Calibrator
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures
@@ -256,18 +256,12 @@ class QueryableIndex:
         self._state.check_finished()
         runs = self._state.executor if executor is None else get_executor(executor)
         with nullcontext() if executor is None else close_workers(executor, runs):
-            calibration = calibrate(
-                self._state,
-                queries,
-                train,
-                halves,
-                budget,
-                how,
-                bank,
-                seed,
-                runs,
-                self._baselines(queries, baselines),
-            )
+            rows = Rows(queries, choose_collate(self._state.collate, queries))
+            calibrator = Calibrator(self._state, rows, seed, self._baselines(queries, baselines))
+            if bank is None:
+                calibration = calibrator.with_training(train, halves, budget, how, runs)
+            else:
+                calibration = calibrator.with_bank(bank)
         calibration.save(self.folder / layout.CALIBRATION)
         self._calibration, self._announced = calibration, True
         console.note(str(calibration))
