@@ -156,7 +156,7 @@ def test_the_file_lists_everybody(index, tmp_path):
     with open(tmp_path / "plain.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["id", "index", "score", "given", "predicted", "loss", "margin"]
-    assert [float(row["loss"]) for row in rows] == found.predictions.loss[found.order].tolist()
+    assert [float(row["loss"]) for row in rows] == found.loss[found.order].tolist()
     assert [int(row["index"]) for row in rows] == found.order.tolist()
     assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
     assert [float(row["score"]) for row in rows] == found.scores[found.order].tolist()

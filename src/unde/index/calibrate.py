@@ -159,13 +159,16 @@ class Calibrator:
         fair = statistics.crossfit(predictions, utility, curves, self.seed)
         ceiling, digests, weights = None, self.rows.digests(), None
         if truth.second_utility is not None:
-            agreement = statistics.reliability(utility, truth.second_utility, truth.repeated)
+            repeated = np.array(truth.repeated)
+            agreement = statistics.reliability(utility, truth.second_utility, repeated)
             ceiling = float(np.sqrt(agreement))
         if chosen.weights is not None:
             story = {"how": FITTED, "weight_decay": chosen.weight_decay}
             names = list(self.opened.groups.names)
             weights = Weights(torch.from_numpy(chosen.weights), names, digests, story)
-        rated = [{"name": name, **_rate(p.sum(2), utility)} for name, p in predictions.items()]
+        rated: list[dict[str, Any]] = [
+            {"name": name, **_rate(p.sum(2), utility)} for name, p in predictions.items()
+        ]
         members, m = truth.masks.astype(np.float64), self.opened.stored.manifest
         return Calibration(
             setting=candidates.settings[chosen.setting],

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from unde.weights import Weights
 FORMAT, VERSION = "unde calibration", 1
 RETRAIN, LOCAL, BANK = "retrain", "local", "bank"
 FITTED = "fitted to retrained models"
-_PLAIN = "ceiling settings baselines how halves trainings seconds index query_digests provenance".split()  # as they are
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,6 +153,10 @@ class Calibration:
             raise UndeError(
                 f"{at} cannot be read as a calibration ({e}): delete it, and calibrate again"
             ) from None
+
+
+# fields that a file holds as they are
+_PLAIN = [f.name for f in fields(Calibration) if f.name not in ("setting", "weights", "expected")]
 
 
 def _from_content(content: Mapping[str, Any]) -> Calibration:

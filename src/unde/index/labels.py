@@ -44,29 +44,24 @@ _PASS = 64  # examples
 
 
 @dataclass(frozen=True, eq=False)
-class Suspects:
+class LabelPredictions:
+    """Labels of examples, and what the model predicts."""
+
+    labels: Tensor  # (N,) class numbers
+    predicted: Tensor  # (N,) class numbers
+    classes: int  # that the model tells apart
+    loss: Tensor  # (N,) −log p(label)
+    margin: Tensor  # (N,) largest p of another class, minus p(label)
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects(LabelPredictions):
     """Training examples with their labels, the model's predictions, and how suspicious each label is."""
 
     scores: Tensor  # (N,), high: suspicious
-    predictions: LabelPredictions
     ids: Sequence[Any]
     order: Tensor  # positions, the most suspicious first; without the examples that the index has skipped
     ranking: str
-
-    @property
-    def labels(self) -> Tensor:
-        """(N,) class numbers that the examples have."""
-        return self.predictions.labels
-
-    @property
-    def predicted(self) -> Tensor:
-        """(N,) class numbers that the model predicts."""
-        return self.predictions.predicted
-
-    @property
-    def classes(self) -> int:
-        """How many classes the model tells apart."""
-        return self.predictions.classes
 
     def wrong(self, true: Any) -> Tensor:
         """(N,) bool: labels that differ from the true ones, which are class numbers too."""
@@ -104,18 +99,17 @@ class Suspects:
             raise UndeError(
                 f"{len(names)} names of classes, the model tells {self.classes} apart: expected one each"
             )
-        order = self.order.tolist()
+        order = self.order
         table = {
-            "id": [self.ids[i] for i in order],
-            "index": order,
-            "score": self.scores[self.order].tolist(),
-            "given": [names[c] for c in self.labels[self.order].tolist()],
-            "predicted": [names[c] for c in self.predicted[self.order].tolist()],
-            "loss": self.predictions.loss[self.order].tolist(),
-            "margin": self.predictions.margin[self.order].tolist(),
+            "id": [self.ids[i] for i in order.tolist()],
+            "index": order.tolist(),
+            "score": self.scores[order].tolist(),
+            "given": [names[c] for c in self.labels[order].tolist()],
+            "predicted": [names[c] for c in self.predicted[order].tolist()],
+            "loss": self.loss[order].tolist(),
+            "margin": self.margin[order].tolist(),
         }
-        for name, other in (rankings or {}).items():
-            table[name] = other.scores[self.order].tolist()
+        table |= {name: other.scores[order].tolist() for name, other in (rankings or {}).items()}
         Table(table).save(path, "csv")
 
 
@@ -142,7 +136,12 @@ class Evidence:
         return self.index.self_influence(self.weights, normalize_top, method=self.method)
 
     def opposition(self) -> Tensor:
-        return -_opposition(self.index, self.method, self.weights, self.top)
+        """As many examples at a time as the budget holds."""
+        m = self.index.manifest
+        step = max(1, self.index.memory // (16 * m.width * m.terms))
+        parts = torch.arange(len(self.index)).split(step)
+        scores = (_score_examples(self.index, self.method, part) for part in parts)
+        return -torch.cat([s.top(self.top, self.weights, largest=False).values.sum(1) for s in scores])
 
 
 @dataclass(frozen=True)
@@ -151,14 +150,12 @@ class LabelRanking:
 
     scores: Callable[[Evidence], Tensor]  # gives (N,), high: suspicious
     words: str
-    cost: Literal[
-        "model", "index", "pairs"
-    ]  # one pass of the model; one over the index; all pairs of examples
+    cost: Literal["model", "index", "pairs"]  # a pass of the model or the index; all pairs of examples
 
 
 RANKINGS: dict[str, LabelRanking] = {
     "adjusted-loss": LabelRanking(
-        lambda at: at.adjusted_loss(),
+        Evidence.adjusted_loss,
         "adjusted loss, how unlikely the model finds the label of an example, beside others of its class",
         "model",
     ),
@@ -169,17 +166,17 @@ RANKINGS: dict[str, LabelRanking] = {
         lambda at: at.predictions.margin, "margin, how far another class is ahead of the label", "model"
     ),
     "self-influence": LabelRanking(
-        lambda at: at.self_influence(),
+        Evidence.self_influence,
         "self-influence, how much the model had to bend for an example alone",
         "index",
     ),
     "normalised": LabelRanking(
-        lambda at: at.self_influence(normalize_top=at.top),
+        lambda at: at.self_influence(at.top),
         "normalised self-influence, the share of an example’s score that no other example explains",
         "pairs",
     ),
     "opposition": LabelRanking(
-        lambda at: at.opposition(),
+        Evidence.opposition,
         "opposition, how hard other training examples pull against an example",
         "pairs",
     ),
@@ -254,30 +251,19 @@ def label_rankings(
 def _suspects(evidence: Evidence, by: str, ids: Sequence[Any]) -> Suspects:
     scores = RANKINGS[by].scores(evidence).masked_fill(~evidence.usable, 0.0)
     order = scores.argsort(descending=True, stable=True)
-    return Suspects(scores, evidence.predictions, ids, order[evidence.usable[order]], by)
+    order = order[evidence.usable[order]]
+    return Suspects(**vars(evidence.predictions), scores=scores, ids=ids, order=order, ranking=by)
 
 
 def classifier(task: Task | None) -> Classification | TokenClassification:
     """The task of an index, where it has labels to doubt."""
     if isinstance(task, (Classification, TokenClassification)):
         return task
-    what = "an index that was opened without its task" if task is None else f"{type(task).__name__}"
+    what = "an index that was opened without its task" if task is None else type(task).__name__
     raise UndeError(
         "wrong labels are looked for where there are labels, under unde.tasks.Classification or TokenClassification: "
-        f"this is {what}. "
-        "index.self_influence() ranks the examples of any task"
+        f"this is {what}. index.self_influence() ranks the examples of any task"
     )
-
-
-@dataclass(frozen=True, eq=False)
-class LabelPredictions:
-    """Labels of examples, and what the model predicts."""
-
-    labels: Tensor  # (N,) class numbers
-    predicted: Tensor  # (N,)
-    classes: int  # that the model tells apart
-    loss: Tensor  # (N,) −log p(label)
-    margin: Tensor  # (N,) largest p of another class, minus p(label)
 
 
 def predict_labels(
@@ -285,22 +271,17 @@ def predict_labels(
 ) -> LabelPredictions:
     """Predictions of a classifier; for token labels, those of the token whose label is least likely in each example."""
     device, _ = placement(model)
-    labels, predicted, losses, margins, classes = [], [], [], [], 0
+    parts, classes = [], 0
     bar = console.progress("predictions", len(rows), progress, unit="examples")
     with frozen_eval(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
             batch = to_device(rows.batch(range(start, min(start + _PASS, len(rows)))), device)
-            logits, target = _logits_and_labels(task, model, batch)
-            labels.append(target.long().cpu())
-            predicted.append(logits.argmax(1).cpu())
-            loss, margin = _loss_and_margin(logits.cpu(), labels[-1])
-            losses.append(loss)
-            margins.append(margin)
+            logits, target = (t.cpu() for t in _logits_and_labels(task, model, batch))
+            parts.append((target.long(), logits.argmax(1), *_loss_and_margin(logits, target.long())))
             classes = logits.shape[1]
             advance(len(target))
-    return LabelPredictions(
-        torch.cat(labels), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins)
-    )
+    labels, predicted, loss, margin = map(torch.cat, zip(*parts))
+    return LabelPredictions(labels, predicted, classes, loss, margin)
 
 
 def _loss_and_margin(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,14 +335,3 @@ def _score_examples(index: Index, method: Method, where: Tensor) -> GroupScores:
     """Scores of training examples as queries, from their stored features."""
     at = index._state
     return at.scorer.scores(method, at.stored.rows(where), [""] * len(where))
-
-
-def _opposition(index: Index, method: Method, weights: WeightsLike, count: int) -> Tensor:
-    """(N,) the sum of the `count` smallest scores of each training example, as many at a time as the budget holds."""
-    m = index.manifest
-    step = max(1, index._state.stored.memory // (16 * m.width * m.terms))
-    parts = [
-        _score_examples(index, method, part).top(count, weights, largest=False).values.sum(1)
-        for part in torch.arange(len(index)).split(step)
-    ]
-    return torch.cat(parts)

@@ -190,17 +190,15 @@ class QueryableIndex:
 
         >>> index.score(queries).top(10)  # doctest: +SKIP
         """
-        calibration = self.calibration if method is None else None
-        chosen = self.method_for(method) if calibration is None else calibration.method
-        features = self.features(queries)
-        if not isinstance(queries, QueryFeatures):
-            chosen.check_query(Rows(queries)[0])
-        at = self._state
-        rows = None if features is queries else Rows(queries, choose_collate(at.collate, queries))
+        at, features, chosen = self._state, self.features(queries), self._method(method)
+        calibration, rows = self.calibration if method is None else None, None
+        if features is not queries:
+            rows = Rows(queries, choose_collate(at.collate, queries))
+            chosen.check_query(rows[0])
         rescorer = IndexRescorer(at.stored, lambda: at.runner, at.rows, rows)
         if calibration is None:
             return replace(at.scorer.scores(chosen, features.features, features.digests), rescorer=rescorer)
-        self._announce(calibration)
+        self._announce(f"calibrated: {calibration}")
         last = calibration.setting.last_checkpoint
         scores = at.scorer.scores(chosen, features.features, features.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
@@ -275,14 +273,12 @@ class QueryableIndex:
         if self._calibration is None and exists(self.folder / layout.CALIBRATION):
             self._calibration = Calibration.load(self.folder / layout.CALIBRATION)
         calibration = self._calibration
-        if calibration is not None and calibration.index != self.manifest.id:
-            if not self._announced:
-                console.note(
-                    f"{self.folder} has changed since it was calibrated: calibrate it again. Until then it is not used"
-                )
-                self._announced = True
-            return None
-        return calibration
+        if calibration is None or calibration.index == self.manifest.id:
+            return calibration
+        self._announce(
+            f"{self.folder} has changed since it was calibrated: calibrate it again. Until then it is not used"
+        )
+        return None
 
     def uncalibrated(self: R) -> R:
         """The same index without its calibration: the method that it was built for, and uniform weights."""
@@ -290,9 +286,9 @@ class QueryableIndex:
         index._use_calibration = False
         return index
 
-    def _announce(self, calibration: Calibration) -> None:
+    def _announce(self, text: str) -> None:
         if not self._announced:
-            console.note(f"calibrated: {calibration}")
+            console.note(text)
             self._announced = True
 
     def _baselines(self, queries: Any, wanted: Mapping[str, Any] | bool) -> Mapping[str, Any]:
@@ -358,8 +354,7 @@ class QueryableIndex:
 
         >>> index.tokens(scores)(0, train_data[7])  # doctest: +SKIP
         """
-        at = self._state
-        return TokenScores(at.runner, at.scorer, at.collate, scores, weights)
+        return TokenScores(self._state, scores, weights)
 
     def self_influence(
         self,

@@ -91,12 +91,15 @@ class Trust:
     def in_words(self) -> str:
         """The one number, in a line."""
         text = f"trust in {self.method}: {_percent(self.before)}"
-        if self.after is not None and self.gain is not None and self.gain_ci95 is not None:
-            change = f"{100 * self.gain:+.1f} ± {100 * self.gain_ci95:.1f}".replace("-", "−")
-            text += f" before weights, {_percent(self.after)} after ({change})"
-        return text + (
-            "" if self.held_out else "; of the examples that self-retrieval reports on: there are few"
-        )
+        if self.after is not None:
+            text += f" before weights, {_percent(self.after)} after ({self.change})"
+        few = "; of the examples that self-retrieval reports on: there are few"
+        return text if self.held_out else text + few
+
+    @property
+    def change(self) -> str:
+        """The gain with its interval, in points."""
+        return f"{100 * (self.gain or 0):+.1f} ± {100 * (self.gain_ci95 or 0):.1f}".replace("-", "−")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -115,39 +118,33 @@ def strengths(kind: Perturbation) -> list[float]:
     return [float(s) for s in np.geomspace(kind.least, kind.most, STRENGTHS)]
 
 
-def of_several(
-    index: IndexState,
-    weights: Mapping[str, Weights],
-    method: Method,
-    examples: int = SHOWN,
-    seed: int = 0,
-    perturb: Any = None,
-) -> dict[str, Trust]:
+def measure_trust(copier: Copier, weights: Mapping[str, Weights], examples: int) -> dict[str, Trust]:
     """See `Index.trust_of`."""
-    copier = Copier(index, method, perturb, seed)
     which, held_out = _held_out_examples(copier, weights, examples)
-    aligned = {name: w.aligned_to(index.groups.names) for name, w in weights.items()}
-    ways: dict[str | None, Tensor | None] = {None: None, **aligned}
-    count = len(copier.kinds)
+    ways: dict[str | None, Tensor | None] = {None: None}
+    ways |= {name: w.aligned_to(copier.index.groups.names) for name, w in weights.items()}
     shares: list[dict[str | None, Tensor]] = []  # for each kind and way, (strengths, examples)
     for i, kind in enumerate(copier.kinds):
-        copies = (copier.copies(kind, which[i::count], s) for s in strengths(kind))
+        copies = (copier.copies(kind, which[i :: len(copier.kinds)], s) for s in strengths(kind))
         hits = [{way: c.retrieved(w).double() for way, w in ways.items()} for c in copies]
         shares.append({way: torch.stack([one[way] for one in hits]) for way in ways})
     copier.check_model()
-    if not weights:
-        return {"unweighted": _summarize(copier, shares, None, held_out)}
-    return {name: _summarize(copier, shares, name, held_out) for name in weights}
+    return {name or "unweighted": _summarize(copier, shares, name, held_out) for name in weights or {None}}
 
 
 def _summarize(
     copier: Copier, shares: list[dict[str | None, Tensor]], way: str | None, held_out: bool
 ) -> Trust:
-    curves = []
-    for kind, ways in zip(copier.kinds, shares):
-        before = ways[None].mean(1).tolist()
-        after = ways[way].mean(1).tolist() if way is not None else None
-        curves.append(Curve(kind.name, strengths(kind), before, after, ways[None].shape[1]))
+    curves = [
+        Curve(
+            kind.name,
+            strengths(kind),
+            ways[None].mean(1).tolist(),
+            None if way is None else ways[way].mean(1).tolist(),
+            ways[None].shape[1],
+        )
+        for kind, ways in zip(copier.kinds, shares)
+    ]
     each = {key: torch.cat([ways[key].mean(0) for ways in shares]) for key in {None, way}}  # (examples,)
     gain = None if way is None else Estimate((each[way] - each[None]).numpy())
     return Trust(
@@ -259,7 +256,7 @@ class RetrievalIndex(QueryableIndex):
         if (perturb, examples, seed) == (None, EXAMPLES, 0):
             return self._default_retrieval(chosen, self.groups).weights()
         self._retrieved = None  # free its memory
-        return Retrieval.run(self._state, chosen, perturb, examples, seed).weights()
+        return Retrieval(Copier(self._state, chosen, perturb, seed), examples).weights()
 
     def trust(
         self,
@@ -295,8 +292,7 @@ class RetrievalIndex(QueryableIndex):
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """`trust` for each named set of weights on the same perturbed copies; without any, of the unweighted method."""
-        chosen = self.method_for(method)
-        return of_several(self._state, weights, chosen, examples, seed, perturb)
+        return measure_trust(Copier(self._state, self.method_for(method), perturb, seed), weights, examples)
 
     def self_retrieval(self, scores: GroupScores) -> Retrieval:
         """Judge of `unde.learn_weights`: self-retrieval under the method and groups of `scores`."""
@@ -309,5 +305,6 @@ class RetrievalIndex(QueryableIndex):
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # free its memory
-            self._retrieved = (key, Retrieval.run(self._state, method, None, EXAMPLES, 0, groups))
+            copier = Copier(self._state, method, None, 0, groups)
+            self._retrieved = (key, Retrieval(copier, EXAMPLES))
         return self._retrieved[1]

@@ -47,30 +47,30 @@ COPY_SETS = 4  # sets of copies in memory at once for each kind of perturbation,
 Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 
-@dataclass(frozen=True, eq=False)
 class Retrieval:
     """Perturbed training examples under one method: to learn weights from, to judge them, and to report."""
 
-    copier: Copier
-    parts: Parts
-    trials: list[Trial]
-    seed: int
-
-    @classmethod
-    def run(
-        cls,
-        index: IndexState,
-        method: Method,
-        perturb: Any,
-        examples: int,
-        seed: int,
-        groups: Groups | None = None,
-    ) -> Retrieval:
+    def __init__(self, copier: Copier, examples: int) -> None:
         """Search strengths and score the copies that judge."""
-        copier = Copier(index, method, perturb, seed, groups)
-        parts = Parts.draw(index, copier.content, examples, len(copier.kinds), seed)
-        trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
-        return cls(copier, parts, trials, seed)
+        self.copier = copier
+        self.parts = Parts.draw(copier.index, copier.content, examples, len(copier.kinds), copier.seed)
+        self.trials = [self._trial(i, kind) for i, kind in enumerate(copier.kinds)]
+
+    def _trial(self, i: int, kind: Perturbation) -> Trial:
+        """The strength of one kind, and held-out copies."""
+        count, copies = len(self.copier.kinds), partial(self.copier.copies, kind)
+        searching, judging = self.parts.search[i::count], self.parts.judge[i::count]
+
+        def share(strength: float) -> float:
+            return float(copies(searching, strength).retrieved().float().mean())
+
+        search = search_strength(share, kind.least, kind.most, steps=SEARCH_SIZES[count][1])
+        if search.strength == kind.least:
+            hard = weak = copies(judging, kind.least)
+        else:
+            half = len(judging) // 2
+            hard, weak = copies(judging[:half], search.strength), copies(judging[half:], kind.least)
+        return Trial(kind.name, search, hard, weak)
 
     @cached_property
     def candidates(self) -> list[JudgedWeights]:
@@ -78,7 +78,7 @@ class Retrieval:
         learn = {
             t.kind: self._copies(self.parts.learn, i, t.search.strength) for i, t in enumerate(self.trials)
         }
-        return judge_weights(learn_candidates(learn, self.seed), self.trials)
+        return judge_weights(learn_candidates(learn, self.copier.seed), self.trials)
 
     def weights(self) -> Weights:
         """The best candidate with its provenance, or uniform weights if the guard refuses all; print a line."""
@@ -102,7 +102,7 @@ class Retrieval:
             "found": shares,
             "candidates": [j.as_dict() for j in self.candidates],
             "examples": self.parts.as_dict(),
-            "seed": self.seed,
+            "seed": self.copier.seed,
         }
         weights = Weights(values, groups, self.copier.digests(self.parts.used), provenance)
         console.note(f"{summary(weights)}. Only `unde calibrate` tells whether weights help on this model")
@@ -110,24 +110,6 @@ class Retrieval:
 
     def _copies(self, part: Tensor, i: int, strength: float) -> Copies:
         return self.copier.copies(self.copier.kinds[i], part[i :: len(self.trials)], strength)
-
-
-def _trial(copier: Copier, kind: Perturbation, parts: Parts, i: int) -> Trial:
-    """The strength of one kind, and held-out copies."""
-    count = len(copier.kinds)
-    searching, judging = parts.search[i::count], parts.judge[i::count]
-
-    def share(strength: float) -> float:
-        return float(copier.copies(kind, searching, strength).retrieved().float().mean())
-
-    search = search_strength(share, kind.least, kind.most, steps=SEARCH_SIZES[count][1])
-    if search.strength == kind.least:
-        hard = weak = copier.copies(kind, judging, kind.least)
-    else:
-        half = len(judging) // 2
-        hard = copier.copies(kind, judging[:half], search.strength)
-        weak = copier.copies(kind, judging[half:], kind.least)
-    return Trial(kind.name, search, hard, weak)
 
 
 def summary(weights: Weights) -> str:
@@ -206,9 +188,8 @@ class Copier:
         index.runner.check_model()  # changes found later are due to code called below
         self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)
-        digests = index.stored.values("digest").numpy()
-        self._digests = digests
-        self.content = torch.from_numpy(np.unique(digests, return_inverse=True)[1])
+        self._digests = index.stored.values("digest").numpy()
+        self.content = torch.from_numpy(np.unique(self._digests, return_inverse=True)[1])
         for kind in self.kinds:
             if not isinstance(kind, WeightNoise):
                 self._check_perturbation(kind)
@@ -217,12 +198,10 @@ class Copier:
         """Copies of the training examples `which`, scored under the method with its sign."""
         examples = [self.copy(kind, int(i), strength) for i in which]
         self.check_model()
-        under = nullcontext
-        if isinstance(kind, WeightNoise):
-            under = partial(kind.on, strength=strength, seed=self.seed)
+        noise = partial(kind.on, strength=strength, seed=self.seed) if isinstance(kind, WeightNoise) else None
         try:
             rows = Rows(examples, self.index.collate or self.rows.collate)
-            features = self.index.runner.features(rows, under)
+            features = self.index.runner.features(rows, noise or nullcontext)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
@@ -233,9 +212,8 @@ class Copier:
                 f"copies of training examples at strength {strength:.3g} ({kind.name}) cannot be scored: {e}"
             ) from e
         scores = self.index.scorer.scores(self.method.signed, features.features, features.digests)
-        share = max(
-            1, CACHE_SHARE * scores.memory // (COPY_SETS * len(self.kinds))
-        )  # of which 1 in CACHE_SHARE is cached
+        # 1 in CACHE_SHARE of which is cached
+        share = max(1, CACHE_SHARE * scores.memory // (COPY_SETS * len(self.kinds)))
         return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:
@@ -319,11 +297,8 @@ def structure(value: Any) -> Any:
         return type(value)(structure(v) for v in value)
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return (
-        f"{type(value).__name__} of {len(value)}"
-        if isinstance(value, (list, tuple))
-        else type(value).__name__
-    )
+    name = type(value).__name__
+    return f"{name} of {len(value)}" if isinstance(value, (list, tuple)) else name
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,12 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unde.checkpoints import load_checkpoint
-from unde.data import Collate, Rows, to_device
+from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.index.feature_runner import FeatureRunner
-from unde.index.scorer import Scorer
+from unde.index.state import IndexState
 from unde.scoring import GroupScores, WeightsLike
 
 NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
@@ -38,22 +37,16 @@ class TokenScores:
     >>> tokens(0, train_data[7])  # (T,), which adds up to scores.total(weights)[0, 7]  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        runner: FeatureRunner,
-        scorer: Scorer,
-        collate: Collate | None,
-        scores: GroupScores,
-        weights: WeightsLike = None,
-    ) -> None:
+    def __init__(self, state: IndexState, scores: GroupScores, weights: WeightsLike = None) -> None:
+        runner = state.runner
         if not hasattr(runner.inputs.task, "token_losses"):
             raise UndeError(
                 f"{type(runner.inputs.task).__name__} defines no token_losses(model, batch): scores have parts "
                 "for tokens where the loss is a sum over tokens, as that of CausalLM is"
             )
-        self.runner, self.scorer, self.collate, self.scores = runner, scorer, collate, scores
+        self.runner, self.scorer, self.collate, self.scores = runner, state.scorer, state.collate, scores
         self.w = scores.align_weights(weights)
-        train = scorer.train_features(scores.method)
+        train = state.scorer.train_features(scores.method)
         weighted = enumerate(scores.query_side.apply_weights(self.w))
         self.directions = torch.stack([train.kernel_times(c, q) for c, q in weighted])  # (C, Q, D)
 
@@ -71,15 +64,13 @@ class TokenScores:
         model, checkpoints = inputs.model, inputs.checkpoints
         device, dtype = placement(model)
         batch = to_device(Rows([example], self.collate).batch([0]), device)
-        total: Tensor | None = None
+        total = torch.zeros(())
         with exclusive(model):
             self.runner.check_model()
             for c, directions in enumerate(self.directions):
                 with load_checkpoint(model, checkpoints, c):
-                    part = self._along(directions[q].to(device, dtype), batch)
-                total = part if total is None else total + part
-        assert total is not None
-        return self._finish(q, example, total.double().cpu())
+                    total = total + self._along(directions[q].to(device, dtype), batch).double().cpu()
+        return self._finish(q, example, total)
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""

@@ -59,9 +59,7 @@ class TrustPanel:
 
 
 def _after(trust: Trust) -> str:
-    assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
-    change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
-    return f"{100 * trust.after:.0f} % ({change})"
+    return f"{100 * (trust.after or 0):.0f} % ({trust.change})"
 
 
 def trust_section(panel: TrustPanel) -> Html:
