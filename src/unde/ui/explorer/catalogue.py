@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unde.data import Rows
 from unde.errors import UndeError, unknown
+from unde.markup import join
 from unde.scoring.table import Table
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
@@ -51,8 +52,7 @@ class Catalogue:
         self.rows, self.setup, self.names, self.questions = rows, setup, names, questions
         self.classes = class_names(setup)
         self._true: Any = None
-        self._texts: list[str] | None = None
-        self._labels: list[str] | None = None
+        self._known: dict[str, list[str]] = {}  # texts and labels, once they are read
         self.item = lru_cache(256)(self._item)
         self.html = lru_cache(HELD)(self._html)
         self.kind = kind_of(self.item(i) for i in range(min(SAMPLED, len(rows))))
@@ -80,10 +80,9 @@ class Catalogue:
         number = name.removeprefix("#")
         if number.isascii() and number.isdigit() and len(number) < 16 and int(number) < len(self):
             return int(number)
+        ids = "an id, or " if self.names is not None else ""
         raise UndeError(
-            f"no training example {name[:60]!r}: expected "
-            + ("an id, or " if self.names is not None else "")
-            + f"a position from 0 to {len(self) - 1}"
+            f"no training example {name[:60]!r}: expected {ids}a position from 0 to {len(self) - 1}"
         )
 
     def _item(self, at: int) -> Item:
@@ -139,16 +138,12 @@ class Catalogue:
 
     def read(self, what: str, job: BackgroundJob) -> None:
         """All texts or labels, once."""
-        find = self.text if what == "texts" else self.label
-        found = []
+        find, found = self.text if what == "texts" else self.label, []
         for at in range(len(self)):
             if at % TOLD == 0:
                 job.tell(f"reading {what}", at, len(self))
             found.append(find(at) or "")
-        if what == "texts":
-            self._texts = [text.casefold() for text in found]
-        else:
-            self._labels = found
+        self._known[what] = [text.casefold() for text in found] if what == "texts" else found
 
     def matching(self, asked: Mapping[str, Any]) -> Tensor | None:
         """(N,) bool: the examples that pass all filters; None without any."""
@@ -165,21 +160,18 @@ class Catalogue:
     def _passing(self, kind: str, value: str) -> list[bool]:
         if kind == "id":
             wanted = [part.strip() for part in value.split(",") if part.strip()]
-            names = range(len(self)) if self.names is None else self.names
             exact = {w.removeprefix("#") for w in wanted}
-            return [
-                str(n) in exact or (self.names is not None and any(w in str(n) for w in wanted))
-                for n in names
-            ]
-        if kind == "label":
-            if self._labels is None:
-                raise Unread("labels")
-            return [label == value for label in self._labels]
-        if kind == "text":
-            if self._texts is None:
-                raise Unread("texts")
-            return [value.casefold() in text for text in self._texts]
-        raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
+            if self.names is None:
+                return [str(n) in exact for n in range(len(self))]
+            return [str(n) in exact or any(w in str(n) for w in wanted) for n in self.names]
+        if kind not in ("label", "text"):
+            raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
+        if f"{kind}s" not in self._known:
+            raise Unread(f"{kind}s")
+        known = self._known[f"{kind}s"]
+        return (
+            [value == label for label in known] if kind == "label" else [value.casefold() in t for t in known]
+        )
 
 
 def as_example(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
@@ -191,12 +183,9 @@ def as_example(setup: Setup, row: Any, name: int | str, classes: Sequence[str] |
 
 def figure(item: Item, role: str) -> str:
     """An example at its largest."""
-    parts = [
-        picture(item, role) if item.image is not None else "",
-        passage(item.prompt or "(empty)") if item.prompt is not None else "",
-        passage(item.text) if item.text is not None else "",
-    ]
-    return "".join(parts)
+    image = picture(item, role) if item.image is not None else None
+    prompt = passage(item.prompt or "(empty)") if item.prompt is not None else None
+    return join([image, prompt, passage(item.text) if item.text is not None else None])
 
 
 KINDS = {"label": "wrong label", "duplicate": "duplicate", "remove": "remove"}

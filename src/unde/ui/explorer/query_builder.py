@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ class QueryBuilder:
         self.collate = train.rows.collate
         self.classifies = isinstance(setup.task, Classification)
         self.likeness = None if setup.ask.picture is not None else ImageFormat.of(train.rows)
-        self.classes = self._classes()
+        self.classes = train.classes if self.classifies else None
+        if self.classifies and self.classes is None:
+            self.classes = [str(c) for c in range(self._logits())]
         self._asked: OrderedDict[str, ExplorerQuery] = OrderedDict()
         self._pictures: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -76,23 +79,15 @@ class QueryBuilder:
     def ways(self) -> dict[str, Any]:
         """What can be asked about, and how much of it there is."""
         ask = self.setup.ask
-        sides = None if self.likeness is None else self.likeness.sides
         return {
             **{role: len(some) for role, some in self.roles.items()},
             "train": len(self.train),
             "text": ask.text is not None,
             "picture": ask.picture is not None or (self.likeness is not None and self.train.kind == "image"),
-            "sides": sides,
+            "sides": None if self.likeness is None else self.likeness.sides,
             "prompt": ask.prompt is not None,
             "prompted": ask.prompted and ask.prompt is not None,
         }
-
-    def _classes(self) -> list[str] | None:
-        """What the classes are called, of a classifier."""
-        if not self.classifies:
-            return None
-        names = self.train.classes
-        return list(names) if names is not None else [str(c) for c in range(self._logits())]
 
     def _logits(self) -> int:
         model, task = self.setup.model, self.setup.task
@@ -137,27 +132,22 @@ class QueryBuilder:
 
     def recent(self, method: Method) -> list[ExplorerQuery]:
         """Texts, pictures and prompts that were asked about as the method asks, in their order."""
-        typed, journey = ("text", "picture", "prompt"), isinstance(method, JourneyTRAK)
-        return [
-            a
-            for a in self._asked.values()
-            if (a.header.question or {}).get("kind") in typed and a.journey == journey
-        ]
+        journey, known = isinstance(method, JourneyTRAK), list(self._asked.values())
+        return [a for a in known if (a.header.question or {}).get("kind") in TYPED and a.journey == journey]
 
     def example(self, at: int) -> QueryHeader:
         """A training example, as what is asked about."""
         item = self.train.item(at)
         own = label_of(self.train.rows[at])
-        own = int(own) if self.classifies and own is not None else None
-        return QueryHeader(f"training example {item.name}", figure(item, "training example"), own=own)
+        name, role = f"training example {item.name}", "training example"
+        return QueryHeader(
+            name, figure(item, role), own=int(own) if self.classifies and own is not None else None
+        )
 
     def _rows(self, question: Question, journey: bool, job: BackgroundJob) -> tuple[Rows, list[str]]:
         kind, ask = question.kind, self.setup.ask
-        if kind in ("eval", "learn", "train"):
-            some = self.train if kind == "train" else self.roles.get(kind)
-            if some is None:
-                raise UndeError(f"this setup has no {kind}_queries: set Setup(..., {kind}_queries=...)")
-            assert question.at is not None
+        if kind in STORED:
+            some = self._stored(kind)
             return self._as_rows([some.rows[some.check(question.at)]]), []
         if kind == "text":
             if ask.text is None:
@@ -172,14 +162,16 @@ class QueryBuilder:
             raise UndeError(
                 "nothing is generated here: give Setup(ask=Ask(prompt=...)), a function that makes queries of a prompt"
             )
+        tell = partial(job.tell, "generating the image")
+        tell()
+        rows = self._as_rows(ask.prompt(question.text or "", question.seed, journey, tell))
+        return rows, [f"Generated with seed {question.seed}."]
 
-        def advance(done: int, total: int) -> None:
-            job.tell("generating the image", done, total)
-
-        job.tell("generating the image")
-        return self._as_rows(ask.prompt(question.text or "", question.seed, journey, advance)), [
-            f"Generated with seed {question.seed}."
-        ]
+    def _stored(self, kind: str) -> Catalogue:
+        some = self.train if kind == "train" else self.roles.get(kind)
+        if some is None:
+            raise UndeError(f"this setup has no {kind}_queries: set Setup(..., {kind}_queries=...)")
+        return some
 
     def _pictured(self, question: Question) -> tuple[Rows, list[str]]:
         image = self._pictures.get(question.picture or "")
@@ -188,8 +180,7 @@ class QueryBuilder:
         if self.setup.ask.picture is not None:
             rows = self._as_rows(self.setup.ask.picture(image, question.text or ""))
             seen = as_example(self.setup, rows[0], 0).image
-            sides = None if seen is None or seen.ndim != 3 else (int(seen.shape[-1]), int(seen.shape[-2]))
-            changed = sides is not None and sides != image.size
+            changed = seen is not None and seen.ndim == 3 and seen.shape[-1:-3:-1] != image.size
             return rows, [
                 f"The picture was resized from {image.size[0]} × {image.size[1]}."
             ] if changed else []
@@ -227,16 +218,14 @@ class QueryBuilder:
         return rows, header
 
     def _item(self, question: Question, rows: Rows) -> Item:
-        if question.kind in ("eval", "learn", "train"):
-            assert question.at is not None
-            some = self.train if question.kind == "train" else self.roles[question.kind]
-            item = some.item(question.at)
+        if question.kind in STORED:
+            item = self._stored(question.kind).item(question.at)
             what = {"eval": "held-out query", "learn": "query for learning", "train": "training example"}
             return replace(item, id=f"{what[question.kind]} {item.name}")
-        called = {"text": "your text", "picture": "your picture", "prompt": "your prompt"}[question.kind]
+        name = f"your {question.kind}"
         if question.kind == "text":
-            return Item(called, text=question.text)
-        return replace(as_example(self.setup, rows[0], called), label=None)
+            return Item(name, text=question.text)
+        return replace(as_example(self.setup, rows[0], name), label=None)
 
 
 def concatenate(some: Sequence[QueryFeatures]) -> QueryFeatures:
@@ -258,7 +247,9 @@ def subtract_means(plus: Sequence[ExplorerQuery], minus: Sequence[ExplorerQuery]
 
 LONGEST = 100_000  # characters of a text
 MANY = 64  # questions in a set
-KINDS = ("eval", "learn", "train", "text", "picture", "prompt")
+STORED = ("eval", "learn", "train")  # examples of the setup, by position
+TYPED = ("text", "picture", "prompt")
+KINDS = STORED + TYPED
 
 
 @dataclass(frozen=True)
@@ -279,7 +270,7 @@ class Question:
             kind = body.get("kind") if isinstance(body, Mapping) else body
             raise unknown("kind of question", str(kind)[:40], KINDS)
         kind, at, text = body["kind"], body.get("at"), body.get("text")
-        if kind in ("eval", "learn", "train") and not _whole(at):
+        if kind in STORED and not _whole(at):
             raise UndeError(f"which {kind} example? Expected a position, not {str(at)[:40]!r}")
         if kind == "text" and (not isinstance(text, str) or not text.strip()):
             raise UndeError("nothing was asked: type a text")
@@ -292,13 +283,9 @@ class Question:
             raise UndeError(f"a seed of {str(seed)[:40]!r}: expected a whole number from 0 on")
         if label is not None and not _whole(label):
             raise UndeError(f"unknown label {str(label)[:40]!r}: expected the number of a class")
-        if kind in ("eval", "learn", "train"):
+        if kind in STORED:
             return cls(kind, at=at, label=label)
-        if kind == "text":
-            return cls(kind, text=text, label=label)
-        if kind == "picture":
-            return cls(kind, text=text or None, picture=body["picture"][:64], label=label)
-        return cls(kind, text=text or "", seed=seed)
+        return cls(kind, None, text or None, body["picture"][:64] if kind == "picture" else None, seed, label)
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -323,16 +310,13 @@ class Inquiry:
     def read(cls, body: Any) -> Inquiry:
         if not isinstance(body, Mapping):
             raise UndeError("a question is a JSON object")
-        sides = []
-        for side in ("plus", "minus"):
-            some = body.get(side, [])
-            if not isinstance(some, list) or len(some) > MANY:
-                raise UndeError(f"a set of questions: expected a list of at most {MANY}")
-            sides.append(tuple(Question.read(one) for one in some))
+        sides = [body.get(side, []) for side in ("plus", "minus")]
+        if any(not isinstance(some, list) or len(some) > MANY for some in sides):
+            raise UndeError(f"a set of questions: expected a list of at most {MANY}")
         if not sides[0]:
             raise UndeError("nothing was asked: choose a query, or type one")
-        method, damping = read_method(body)
-        return cls(sides[0], sides[1], method, damping)
+        plus, minus = (tuple(map(Question.read, some)) for some in sides)
+        return cls(plus, minus, *read_method(body))
 
     @property
     def key(self) -> str:

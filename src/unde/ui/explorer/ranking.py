@@ -52,11 +52,14 @@ class Sliders:
         [0, 0, 0, 1]
         """
         if len(groups) <= SLIDERS:
-            return cls(_apart(groups), torch.arange(len(groups)))
-        blocks = unet_stages(groups) or _prefixes(groups)
+            short = short_names(groups)
+            return cls([short[name] for name in groups], torch.arange(len(groups)))
+        blocks = unet_stages(groups) or block_names(groups) or list(groups)
         names = list(dict.fromkeys(blocks))
         if len(names) > SLIDERS:
-            return _consecutive(groups)
+            of = torch.arange(len(groups)) * SLIDERS // len(groups)
+            ends = [(of == b).nonzero()[[0, -1], 0].tolist() for b in range(SLIDERS)]
+            return cls([f"{groups[a]} … {groups[b]}" if a < b else groups[a] for a, b in ends], of)
         short = short_names(names)
         return cls([short[name] for name in names], torch.tensor([names.index(b) for b in blocks]))
 
@@ -73,37 +76,6 @@ class Sliders:
         scaled = base * factor[self.of]
         bare = (means <= 0)[self.of]  # nothing to be in proportion to
         return torch.where(moved[self.of], torch.where(bare, values[self.of], scaled), base)
-
-
-def _apart(groups: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with.
-
-    >>> _apart(["net.body.0", "net.head"]), _apart(["fc"])
-    (['body.0', 'head'], ['fc'])
-    """
-    words = [name.split(".") for name in groups]
-    same = 0
-    while all(len(w) > same + 1 and w[same] == words[0][same] for w in words):
-        same += 1
-    return [".".join(w[same:]) for w in words] if len(groups) > 1 else list(groups)
-
-
-def _prefixes(groups: Sequence[str]) -> list[str]:
-    """The longest dotted prefixes that a page has room for."""
-    found = block_names(groups) or list(groups)
-    for depth in range(1, 1 + max(name.count(".") for name in groups)):
-        cut = [".".join(name.split(".")[:depth]) for name in groups]
-        if len(set(cut)) > SLIDERS:
-            break
-        if len(set(cut)) > len(set(found)) or len(set(found)) > SLIDERS:
-            found = cut
-    return found
-
-
-def _consecutive(groups: Sequence[str]) -> Sliders:
-    of = torch.arange(len(groups)) * SLIDERS // len(groups)
-    ends = [(of == b).nonzero()[[0, -1], 0].tolist() for b in range(SLIDERS)]
-    return Sliders([f"{groups[a]} … {groups[b]}" if a < b else groups[a] for a, b in ends], of)
 
 
 class ScoreCache:
@@ -167,9 +139,8 @@ class ScoreCache:
 
     @property
     def nbytes(self) -> int:
-        return TOTALS * self.usable.nbytes * 4 + (
-            0 if self.contributions is None else self.contributions.nbytes
-        )
+        parts = 0 if self.contributions is None else self.contributions.nbytes
+        return TOTALS * self.usable.nbytes * 4 + parts
 
 
 def product(contributions: Tensor, w: Tensor) -> Tensor:
@@ -284,5 +255,4 @@ class Answer:
     warnings: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
-    first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
     baselines: dict[str, Tensor] = field(default_factory=dict)  # (N,) scores

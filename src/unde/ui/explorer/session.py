@@ -30,7 +30,7 @@ from unde.ui.explorer.jobs import BackgroundJob, Jobs
 from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, read_method, subtract_means
 from unde.ui.explorer.ranking import Answer, Pool, ScoreCache, Sliders, move_sliders, scored, select_example
 from unde.ui.report.items import shaded_passage
-from unde.ui.report.panels import pair_pieces
+from unde.ui.report.panels import has_tokens, pair_pieces
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -87,12 +87,8 @@ class Session:
         self.bases = {UNWEIGHTED: torch.ones(len(groups))}
         self.bases |= {name: w.aligned_to(groups) for name, w in self.weights.items()}
         self.sliders = Sliders.for_groups(groups)
-        self.methods = _methods(index)
-        if self._calibration is not None:
-            chosen = self._calibration.method
-            self.methods = {method_name(chosen): chosen} | {
-                name: method for name, method in self.methods.items() if name != method_name(chosen)
-            }
+        self.methods = _methods(index, None if self._calibration is None else self._calibration.method)
+        self.shaded = has_tokens(setup)
         self.jobs, self.marks = Jobs(), Marks(self.train)
         self.builder = QueryBuilder(index, setup, self.train, self.roles)
         self.pool = Pool(self.builder)
@@ -139,11 +135,6 @@ class Session:
         if damping is None or not isinstance(chosen, Damped) or damping == chosen.damping:
             return chosen
         return replace(chosen, damping=damping)
-
-    @property
-    def shaded(self) -> bool:
-        """Whether single tokens of a passage have parts in a score that can be shown."""
-        return self.setup.pieces is not None and hasattr(self.setup.task, "token_losses")
 
     def check_unchanged(self) -> None:
         """Raise if the index on disk is not the one that was opened."""
@@ -210,10 +201,8 @@ class Session:
         notes = []
         if plus > 1 or minus:
             mean = "the query" if plus == 1 else f"the mean of {plus} queries"
-            less = (
-                "" if not minus else ", less " + ("another" if minus == 1 else f"the mean of {minus} others")
-            )
-            notes.append(f"Question about {mean}{less}.")
+            other = "another" if minus == 1 else f"the mean of {minus} others"
+            notes.append(f"Question about {mean}{f', less {other}' if minus else ''}.")
         for name, w in self.weights.items():
             if shared(answer.digests, w.query_digests):
                 notes.append(
@@ -304,14 +293,7 @@ class Session:
         if not bool((w == 1).all()):
             ways[name] = w
         usable = (answer.cache.usable if among is None else answer.cache.usable & among).numpy()
-        first, *others = ways.items()
-        kept = answer.first if among is None else None
-        if kept is None or kept[0] != count:
-            kept = count, self._row(answer, *first, count, among)
-        if among is None:
-            answer.first = kept  # a slider changes nothing about it
-        rows = [kept[1]]
-        rows += [self._row(answer, *way, count, among) for way in others]
+        rows = [self._row(answer, *way, count, among) for way in ways.items()]
         if answer.where == "train":
             rows += self.baselines.rows(answer, body.get("baselines") or [], ways, count, among)
         return {"answer": answer.id, "rows": rows, "matched": int(usable.sum()), "marks": self.marks.version}
@@ -370,10 +352,11 @@ def method_name(method: Method) -> str:
     return method.name + ("-cosine" if getattr(method, "cosine", False) else "")
 
 
-def _methods(index: Index) -> dict[str, Method]:
-    """The methods that what is stored permits, the index's own first."""
+def _methods(index: Index, calibrated: Method | None) -> dict[str, Method]:
+    """The methods that what is stored permits, the calibrated one and the index's own first."""
     built = index.method
-    found = {method_name(built): built}
+    found = {method_name(built): built} if calibrated is None else {method_name(calibrated): calibrated}
+    found.setdefault(method_name(built), built)
     for name in methods.NAMES:
         if name in found:
             continue
@@ -381,10 +364,7 @@ def _methods(index: Index) -> dict[str, Method]:
             method = index.method_for(name)
         except UndeError:
             continue
-        journey = isinstance(method, methods.JourneyTRAK)
-        if (method.factors and not index.manifest.factors) or (
-            journey and not isinstance(index.task, Diffusion)
-        ):
-            continue
-        found[name] = method
+        journey = isinstance(method, methods.JourneyTRAK) and not isinstance(index.task, Diffusion)
+        if not journey and (index.manifest.factors or not method.factors):
+            found[name] = method
     return found

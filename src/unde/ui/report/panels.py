@@ -283,7 +283,7 @@ def page_of(
     view = ExampleView(setup)
     weights = {**_calibrated(scores, weights), **weights}
     ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
-    count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
+    count, shaded = min(count, scores.shape[1]), has_tokens(setup)
     steps = 2 * count * len(ways) * len(queries)
     with console.progress("shading tokens", steps, shaded, unit="passages") as advance:
         panels = query_panels(
@@ -337,7 +337,7 @@ def _slack(index: Index) -> float:
     return math.inf if stored.lossy else max(0.01, 3 * stored.rounding)
 
 
-def _has_tokens(setup: Setup) -> bool:
+def has_tokens(setup: Setup) -> bool:
     """Whether the parts that single tokens have in a score can be computed and shown."""
     return setup.pieces is not None and hasattr(setup.task, "token_losses")
 
