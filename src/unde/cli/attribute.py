@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,8 +32,6 @@ from unde.store.remote import StorePath, exists
 
 if TYPE_CHECKING:
     from unde.data import Rows
-    from unde.evaluate import Estimate
-    from unde.index.calibration import Calibration
     from unde.scoring import Pieces, Top
     from unde.setup import Setup
 
@@ -146,22 +144,16 @@ def _check_output(format: str | None, out: StorePath | None, overwrite: bool) ->
 
 
 def whole_queries(rows: Rows) -> Pieces:
-    """Group the queries: sequences of one text are one query."""
+    """Group the queries: sequences of one text, whose ids are record:part, are one query."""
     import torch
 
+    from unde.integrations.documents import TextSequences
     from unde.scoring import Pieces, documents
 
     ids: Sequence[Any] = getattr(rows.data, "ids", None) or range(len(rows))
-    if _is_cut(rows):
-        return documents(ids)
-    return Pieces(torch.arange(len(rows)), list(ids))
-
-
-def _is_cut(rows: Rows) -> bool:
-    """Whether the ids are record:part."""
-    from unde.integrations.documents import TextSequences
-
-    return isinstance(rows.data, TextSequences)
+    return (
+        documents(ids) if isinstance(rows.data, TextSequences) else Pieces(torch.arange(len(rows)), list(ids))
+    )
 
 
 def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces | None) -> Top:
@@ -169,35 +161,30 @@ def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces 
     from unde.data import Rows
 
     train = Rows(setup.train_data)
-    query_text, train_text = _text_of(rows, setup), _text_of(train, setup)
-    query_texts = [query_text(queries.rows(q)) for q in range(len(queries))]
-    if all(text is None for text in query_texts) and train_text([0]) is None:
+    query_texts = [_text(setup, rows, queries.rows(q)) for q in range(len(queries))]
+    if all(text is None for text in query_texts) and _text(setup, train, [0]) is None:
         return best
 
     @cache
     def text(i: int) -> str | None:
-        return train_text([i] if by is None else by.rows(i))
+        return _text(setup, train, [i] if by is None else by.rows(i))
 
     texts = [[text(i) for i in row] for row in best.indices.tolist()]
     return replace(best, query_texts=query_texts, texts=texts)
 
 
-def _text_of(rows: Rows, setup: Setup) -> Callable[[list[int]], str | None]:
-    """Return a function that gives the text of some rows."""
+def _text(setup: Setup, rows: Rows, pieces: list[int]) -> str | None:
+    """The text of some rows, in one."""
     import torch
 
-    from unde.ui.report.example_view import as_item
+    from unde.integrations.documents import TextSequences
 
-    def text(pieces: list[int]) -> str | None:
-        examples = [rows[i] for i in pieces]
-        if len(examples) > 1 and _is_cut(rows):  # tokens may share a character
-            keys = [k for k, v in examples[0].items() if isinstance(v, torch.Tensor) and v.ndim == 1]
-            examples = [{k: torch.cat([e[k] for e in examples]) for k in keys}]
-        texts = [as_item(example, 0, setup.show).text for example in examples]
-        known = [text for text in texts if text is not None]
-        return "\n".join(known) if known else None
-
-    return text
+    examples = [rows[i] for i in pieces]
+    if len(examples) > 1 and isinstance(rows.data, TextSequences):  # tokens may share a character
+        keys = [k for k, v in examples[0].items() if isinstance(v, torch.Tensor) and v.ndim == 1]
+        examples = [{k: torch.cat([e[k] for e in examples]) for k in keys}]
+    known = [text for text in map(setup.text, examples) if text is not None]
+    return "\n".join(known) if known else None
 
 
 def show_top(best: Top, opponents: bool = False, named: bool = True) -> None:
@@ -265,6 +252,7 @@ def evaluate(
     from unde.cli.project import Project, cached_scores, load_weights
     from unde.evaluate import Bank, compare, lds, paired
     from unde.evaluate.baselines import setup_baselines
+    from unde.scoring.data_splits import shared
 
     check_format(format, "table", "json")
     project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
@@ -275,18 +263,23 @@ def evaluate(
     if utility not in retrained.utility:
         raise unknown("utility of the bank", utility, retrained.utility)
     masks, values = retrained.masks, retrained.utility[utility]
-    refuse_calibrated_on(scores.query_digests, opened.calibration if method is None else None)
-    learned: Any = (
-        scores.default_weights
-        if weights is None
-        else load_weights(weights, scores.groups, scores.query_digests)
-    )
+    calibration = opened.calibration if method is None else None
+    seen = [] if calibration is None else shared(scores.query_digests, calibration.query_digests)
+    if seen:
+        raise UndeError(
+            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
+            "calibration out (--uncalibrated)"
+        )
+    learned: Any = scores.default_weights
+    if weights is not None:
+        learned = load_weights(weights, scores.groups, scores.query_digests)
     if learned is None:
         estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
     else:
         both = compare(scores, learned, masks, values)
         estimates = {UNWEIGHTED: both.unweighted, "weighted": both.weighted, "difference": both.difference}
-    best = estimates.get("weighted", estimates[UNWEIGHTED])
+    way = UNWEIGHTED if learned is None else "weighted"
+    best = estimates[way]
     draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
     baselines = {
         name: lds(baseline, masks, values, bootstrap=draws)
@@ -300,11 +293,12 @@ def evaluate(
         }
         console.echo(json.dumps(summary, indent=1))
     else:
-        way = "weighted" if learned is not None else UNWEIGHTED
-        lines = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
-        lines += [
-            [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", _signed(differences[n])]
-            for n, e in baselines.items()
+        signed = {
+            n: f"{100 * d.mean:+.2f} ± {100 * d.ci95:.2f}".replace("-", "−") for n, d in differences.items()
+        }
+        lines = [
+            [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", signed.get(n, "")]
+            for n, e in (estimates | baselines).items()
         ]
         console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], lines)
     for name, difference in differences.items():
@@ -313,19 +307,3 @@ def evaluate(
                 f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
                 f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
             )
-
-
-def refuse_calibrated_on(digests: Sequence[str], calibration: Calibration | None) -> None:
-    """Raise if queries to evaluate on are among those that chose the setting."""
-    from unde.scoring.data_splits import shared
-
-    seen = [] if calibration is None else shared(digests, calibration.query_digests)
-    if seen:
-        raise UndeError(
-            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
-            "calibration out (--uncalibrated)"
-        )
-
-
-def _signed(difference: Estimate) -> str:
-    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}".replace("-", "−")

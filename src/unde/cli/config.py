@@ -85,17 +85,15 @@ def _keys(command: Any) -> dict[str, Any]:
 
 def _check(path: Path, key: str, value: Any, parameter: Any) -> None:
     if parameter.multiple:
-        right, expected = (
-            isinstance(value, list) and all(isinstance(v, str) for v in value),
+        expected, right = (
             "a list of texts",
+            isinstance(value, list) and all(isinstance(v, str) for v in value),
         )
     elif getattr(parameter, "is_flag", False):
-        right, expected = isinstance(value, bool), "true or false"
+        expected, right = "true or false", isinstance(value, bool)
     else:
-        right, expected = (
-            isinstance(value, (str, int, float)) and not isinstance(value, bool),
-            "a text or number",
-        )
+        expected = "a text or number"
+        right = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     if not right:
         raise UndeError(f"{path}: {key} is {json.dumps(value, default=str)}: expected {expected}")
 

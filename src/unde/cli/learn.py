@@ -93,13 +93,8 @@ def learn(
     from unde.cli.project import Project, cached_scores
     from unde.weights import learn_weights
 
-    with_queries = {
-        "k": k,
-        "weight-decay": weight_decay,
-        "loss": loss,
-        "solver": solver,
-        "query-field": query_field,
-    }
+    with_queries = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver}
+    with_queries["query-field"] = query_field
     _check(queries, with_queries, {"examples": examples, "perturb": perturb}, out)
     model = model.remembered(index)
     texts = None if queries is None or (model.target is not None and queries == "learn") else Path(queries)
@@ -132,18 +127,16 @@ def _check(
     queries: str | None, with_queries: dict[str, str | None], without: dict[str, Any], out: StorePath
 ) -> None:
     """Raise on options of the other way of learning, and where weights cannot be saved."""
-    misplaced = [f"--{name}" for name, value in with_queries.items() if value is not None]
-    if queries is None and misplaced:
-        raise UndeError(
-            f"{', '.join(misplaced)} belong{'s' if len(misplaced) == 1 else ''} to learning from queries: add "
-            "--queries FILE (with MODULE:FUNCTION: --queries learn), or leave it out to learn from the index alone"
-        )
-    misplaced = [f"--{name}" for name, value in without.items() if value is not None]
-    if queries is not None and misplaced:
-        raise UndeError(
-            f"{', '.join(misplaced)} belong{'s' if len(misplaced) == 1 else ''} to learning from the index alone: "
-            "leave out --queries, or this"
-        )
+    add = "add --queries FILE (with MODULE:FUNCTION: --queries learn), or leave it out to learn from the index alone"
+    ways = (
+        (queries is None, with_queries, f"from queries: {add}"),
+        (queries is not None, without, "from the index alone: leave out --queries, or this"),
+    )
+    for refused, options, way in ways:
+        misplaced = [f"--{name}" for name, value in options.items() if value is not None]
+        if refused and misplaced:
+            belong = "belongs" if len(misplaced) == 1 else "belong"
+            raise UndeError(f"{', '.join(misplaced)} {belong} to learning {way}")
     if without["perturb"] not in (None, "weights"):
         raise unknown("perturb", without["perturb"], ("weights",))
     check_out(out)
@@ -223,7 +216,9 @@ def calibrate(
     rows = project.disjoint_queries(role)
     opened = project.index(index, worker.executor())
     result = opened.calibrate(
-        None if bank is not None else _training(project, how, base, epochs, lr, batch_size),
+        None
+        if bank is not None
+        else _training(project, how, base=base, epochs=epochs, lr=lr, batch_size=batch_size),
         rows,
         halves=halves,
         budget=budget,
@@ -234,11 +229,8 @@ def calibrate(
     )
     opened.close()
     console.echo(result.table())
-    cost = (
-        f"{result.trainings} trainings, {console.duration(result.seconds)}"
-        if result.trainings
-        else "nothing was trained"
-    )
+    trained = f"{result.trainings} trainings, {console.duration(result.seconds)}"
+    cost = trained if result.trainings else "nothing was trained"
     console.echo(f"{index}: {console.counted(len(result.settings), 'setting')} judged; {cost}")
 
 
@@ -253,29 +245,16 @@ def _bank(path: Any, utility: str | None) -> Any:
     return bank.masks, bank.utility[utility]
 
 
-def _training(
-    project: Project,
-    how: str,
-    base: str | None,
-    epochs: float | None,
-    lr: float | None,
-    batch_size: int | None,
-) -> Any:
+def _training(project: Project, how: str, **options: Any) -> Any:
+    """How models are trained; `options` are those of a fine-tuning."""
     if project.source is not None:
         from unde.integrations.finetuning import fine_tuning
 
+        remote = project.source.trust_remote_code
         return fine_tuning(
-            project.setup,
-            project.name,
-            base=base,
-            epochs=epochs,
-            lr=lr,
-            batch_size=batch_size,
-            local=how == "local",
-            trust_remote_code=project.source.trust_remote_code,
+            project.setup, project.name, local=how == "local", trust_remote_code=remote, **options
         )
-    options = {"--base": base, "--epochs": epochs, "--lr": lr, "--batch-size": batch_size}
-    superfluous = [name for name, value in options.items() if value is not None]
+    superfluous = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if superfluous:
         raise UndeError(
             f"{superfluous[0]} goes with --hf-model: {project.name} says how to train, Setup(train=...)"

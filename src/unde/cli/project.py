@@ -79,9 +79,8 @@ class Project:
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:
             self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
-        self.memory = self.source or ModelSource(
-            target=target, checkpoints=source.checkpoints
-        )  # kept by an index
+        # What an index keeps to be found again.
+        self.memory = self.source or ModelSource(target=target, checkpoints=source.checkpoints)
         self.device = model.device
         if self.device is not None:
             _move(self.setup.model, self.device)
@@ -116,12 +115,10 @@ class Project:
             raise unknown("queries", role, ("learn", "eval"))
         data = self.setup.learn_queries if role == "learn" else self.setup.eval_queries
         if data is None and self.source is not None:
-            other = (
-                "to evaluate (--queries FILE.jsonl)"
-                if role == "learn"
-                else "to learn weights (--queries FILE.jsonl)"
+            other = "to evaluate" if role == "learn" else "to learn weights"
+            raise UndeError(
+                f"no queries: give texts that are not in the training data and not used {other} (--queries FILE.jsonl)"
             )
-            raise UndeError(f"no queries: give texts that are not in the training data and not used {other}")
         if data is None:
             raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
         return self.setup.rows(data)
@@ -216,13 +213,10 @@ def select_queries(
     """
     if project.source is not None:
         typed = bool(query) and queries is None
-        selection = QuerySelection(
-            project.queries("eval") if typed else project.disjoint_queries("eval"), project.names("eval")
-        )
+        rows = project.queries("eval") if typed else project.disjoint_queries("eval")
         if typed:
-            return QuerySelection(
-                selection.rows, ["your text"] if len(selection.rows) == 1 else selection.names
-            )
+            return QuerySelection(rows, ["your text"] if len(rows) == 1 else project.names("eval"))
+        selection = QuerySelection(rows, project.names("eval"))
     elif queries is not None:
         use_samples(project, queries, methods.on_index(method, built))
         selection = QuerySelection(project.disjoint_queries("eval"))
@@ -280,10 +274,8 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     rows = Rows(examples, train.collate)
     predictions = label_predictions(setup, rows) if setup.ask.picture is None else None
     if predictions is not None:
-        rows = Rows(
-            [with_label(e, int(y)) for e, y in zip(examples, predictions.predicted, strict=True)],
-            train.collate,
-        )
+        pairs = zip(examples, predictions.predicted.tolist(), strict=True)
+        rows = Rows([with_label(e, y) for e, y in pairs], train.collate)
     return QuerySelection(rows, [path.name for path in files], labelled=False)
 
 
