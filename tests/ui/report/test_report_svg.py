@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refusals import refused
 from report_dom import Node, parse
-from unde.ui.report.svg import Bar, Line, bar_plot, line_plot, roc_plot, ticks
+from unde.ui.report.svg import Bar, Line, bar_plot, line_plot, ticks
 
 
 def at(node: Node, name: str) -> float:
@@ -107,7 +107,20 @@ def test_colours_come_round():
 
 def test_roc_goes_through_its_points():
     curve = Line("weighted", [0.0, 0.0, 0.25, 1.0], [0.0, 0.6, 0.8, 1.0])
-    root = parse(roc_plot([curve, Line("chance", [0.0, 1.0], [0.0, 1.0])], title="roc"))
+    lines = [curve, Line("chance", [0.0, 1.0], [0.0, 1.0])]
+    unit = (0.0, 1.0)
+    root = parse(
+        line_plot(
+            lines,
+            title="roc",
+            x_label="x",
+            y_label="y",
+            x_range=unit,
+            y_range=unit,
+            diagonal=True,
+            size=(370, 370),
+        )
+    )
     diagonal = root.one("line.diagonal")
     left, bottom = at(diagonal, "x1"), at(diagonal, "y1")
     right, top = at(diagonal, "x2"), at(diagonal, "y2")

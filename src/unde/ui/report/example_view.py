@@ -56,10 +56,13 @@ class ExampleView:
         self._items: dict[tuple[str, int], Item] = {}
 
     def example(self, i: int) -> Item:
-        """Training example i."""
+        """Training example i, with the true label where it is known to differ. Numbers are compared, not names."""
         if ("train", i) not in self._items:
-            name = i if self.setup.ids is None else self.setup.ids[i]
-            self._items["train", i] = self._corrected(self._item(self.train, i, name), i)
+            item = self._item(self.train, i, i if self.setup.ids is None else self.setup.ids[i])
+            if self.true is not None and int(self.true[i]) != self._label(self.train, i):
+                true = class_name(int(self.true[i]), self.classes)
+                item = replace(item, true_label=true, mislabelled=True)
+            self._items["train", i] = item
         return self._items["train", i]
 
     def query(self, queries: Rows, q: int, name: int | str) -> Item:
@@ -103,12 +106,6 @@ class ExampleView:
             item = replace(item, label=class_name(self._label(rows, i), self.classes))
         return item
 
-    def _corrected(self, item: Item, i: int) -> Item:
-        """Add the true label where it is known to differ. Class numbers are compared, not names."""
-        if self.true is None or int(self.true[i]) == self._label(self.train, i):
-            return item
-        return replace(item, true_label=class_name(int(self.true[i]), self.classes), mislabelled=True)
-
     def _label(self, rows: Rows, i: int) -> int | None:
         """The class number that the task reads from an example, where `show` does not tell it."""
         if not isinstance(self.setup.task, Classification):
@@ -129,12 +126,11 @@ def show_diffusion(task: Diffusion) -> Show:
             example = example[0]
         columns = example if isinstance(example, Mapping) else {"images": example}
         image, latents, vae = columns.get("images"), columns.get("latents"), task.inputs.vae
-        if image is None and isinstance(latents, Tensor):
-            if vae is not None:
-                with frozen_eval(vae):
-                    image = decode(vae, latents[None])[0]
-            else:
-                image = latents  # of a model of pixels
+        if image is None and isinstance(latents, Tensor) and vae is not None:
+            with frozen_eval(vae):
+                image = decode(vae, latents[None])[0]
+        elif image is None:
+            image = latents  # of a model of pixels
         if not isinstance(image, Tensor) or image.dim() != 3 or len(image) not in (1, 3):
             return {"prompt": _prompt(example)}
         return {"image": (image.float() / 2 + 0.5).clamp(0, 1).cpu(), "prompt": _prompt(example)}
@@ -162,17 +158,11 @@ def _as_item(content: Any, name: int | str) -> Item:
 
 def _guess(example: Any) -> Any:
     if isinstance(example, Mapping):
-        return _guess_of_columns(example)
+        image = next((x for key in ("image", "pixel_values") if _is_image(x := example.get(key))), None)
+        return {"text": plain_text(example), "image": image, "label": label_of(example)}
     if isinstance(example, (tuple, list)) and len(example) == 2:
-        image = example[0] if _is_image(example[0]) else None
-        return {"image": image, "label": label_of(example)}
+        return {"image": example[0] if _is_image(example[0]) else None, "label": label_of(example)}
     return example if _is_image(example) else None
-
-
-def _guess_of_columns(example: Mapping[str, Any]) -> dict[str, Any]:
-    text = plain_text(example)
-    image = next((x for key in ("image", "pixel_values") if _is_image(x := example.get(key))), None)
-    return {"text": text, "image": image, "label": label_of(example)}
 
 
 def _is_pillow(x: Any) -> bool:
@@ -225,11 +215,8 @@ def _of_features(data: Any) -> list[str] | None:
     features = getattr(getattr(data, "dataset", data), "features", None)
     if not isinstance(features, Mapping):
         return None
-    for column in ("labels", "label"):
-        names = getattr(features.get(column), "names", None)
-        if names:
-            return [str(name) for name in names]
-    return None
+    columns = (getattr(features.get(column), "names", None) for column in ("labels", "label"))
+    return next(([str(name) for name in names] for names in columns if names), None)
 
 
 def _of_config(model: Any) -> list[str] | None:

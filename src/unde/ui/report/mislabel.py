@@ -12,10 +12,10 @@ from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
-from unde.markup import Html, el, mark, number
+from unde.markup import Child, Html, el, mark, number
 from unde.ui.report.items import ScoredItem, example, kind_of, label_text, largest_score, same
-from unde.ui.report.svg import Line, curve_key, roc_plot
-from unde.ui.report.tables import ResultTable, lead, note, result_table, section
+from unde.ui.report.svg import Line, curve_key, line_plot
+from unde.ui.report.tables import ResultTable, lead, legend, note, result_table, section, terms
 
 NEIGHBOURS = (
     "Beside each one: its label, the prediction of the model, and the labels of the nearest training examples. "
@@ -169,7 +169,16 @@ def _curves(curves: Sequence[RocCurve]) -> Html:
     in_words = ", ".join(f"{curve.name} {curve.auc:.3f}" for curve in curves)
     return el(
         "figure.roc",
-        roc_plot(lines, title=f"ROC curves; area under the curve: {in_words}"),
+        line_plot(
+            lines,
+            title=f"ROC curves; area under the curve: {in_words}",
+            x_label="false-positive rate",
+            y_label="true-positive rate",
+            x_range=(0.0, 1.0),
+            y_range=(0.0, 1.0),
+            diagonal=True,
+            size=(370, 370),
+        ),
         el(
             "figcaption",
             curve_key([(curve.name, f"{curve.auc:.3f}") for curve in curves]),
@@ -192,35 +201,19 @@ def _wall(panel: MislabelPanel) -> Html | None:
         state = ("hit" if hit else "miss") if known else ""
         facts = _facts(scored, panel.evidence[position]) if panel.evidence else None
         tiles.append(example(scored, kind, largest, marks, state, facts))
-    legend = el(
-        "ul.legend",
-        el("li", HIT, "wrong label found; given → true"),
-        el("li", MISS, "false alarm: nothing wrong is known of it"),
-        aria_label="marks",
-    )
+    meanings = [HIT, "wrong label found; given → true"], [MISS, "false alarm: nothing wrong is known of it"]
     cards = ".cards-of" if panel.evidence else ""
     wall = el(f"ol.examples.wall{cards}.as-{kind}", tiles)
-    return el("div", legend if known else None, wall)
+    return el("div", legend(meanings) if known else None, wall)
 
 
 def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
     """The labels in question, one below the other."""
-    item = scored.item
+    item, predicted = scored.item, label_text(evidence.predicted)
     agrees = item.label is not None and same(item.label, evidence.predicted)
-    rows = [
-        ("given", None if item.label is None else label_text(item.label), ""),
-        ("predicted", label_text(evidence.predicted), "" if agrees else "other"),
-        ("proponents", evidence.along, ""),
-        ("opponents", evidence.against, ""),
-        *((ranking, place, "") for ranking, place in evidence.places.items()),
-    ]
+    rows: dict[str, Child] = {"given": None if item.label is None else label_text(item.label)}
     if item.true_label is not None and item.is_mislabelled:
-        rows.insert(1, ("really", label_text(item.true_label), ""))
-    return el(
-        "dl.facts.said",
-        [
-            el(f"div.{kind}", el("dt", term), el("dd", value, dir="auto"))
-            for term, value, kind in rows
-            if value
-        ],
-    )
+        rows["really"] = label_text(item.true_label)
+    rows |= {"predicted": predicted if agrees else el("span.other", predicted)}
+    rows |= {"proponents": evidence.along, "opponents": evidence.against, **evidence.places}
+    return terms("facts.said", [(term, value) for term, value in rows.items() if value])

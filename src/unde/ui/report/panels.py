@@ -83,46 +83,35 @@ def query_panels(
     def named_query(q: int) -> int | str:
         return q if names is None else names[q]
 
+    def parts(q: int, i: int, w: Weights | None) -> list[tuple[str, float]] | None:
+        values = None if tokens is None or setup.pieces is None else tokens(q, i, w)
+        return None if values is None else pair_pieces(setup, train[i], i, values)
+
     def scored(q: int, top: Top, w: Weights | None) -> list[ScoredItem]:
-        pairs = zip(top.indices[q].tolist(), top.values[q].tolist())
-        return [
-            ScoredItem(
-                make(i),
-                v,
-                _parts(setup, train, tokens, q, i, w),
-                [marks[name] for name, flags in known.items() if flags[q, i]],
-                slack,
-            )
-            for i, v in pairs
-        ]
+        items = []
+        for i, value in zip(top.indices[q].tolist(), top.values[q].tolist()):
+            letters = [marks[name] for name, flags in known.items() if flags[q, i]]
+            items.append(ScoredItem(make(i), value, parts(q, i, w), letters, slack))
+        return items
 
     tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
+    # All training examples of the page, the first ones of every query and way before the second ones.
+    columns = torch.stack(
+        [top.indices[list(which)] for pair in tops.values() for top in pair]
+    )  # (lists, q, k)
+    order = dict.fromkeys(columns.permute(2, 1, 0).flatten().tolist())
     view.prepare(
-        [
-            *(partial(view.query, queries, q, named_query(q)) for q in which),
-            *(partial(make, i) for i in _in_order(tops, which)),
-        ]
+        [partial(view.query, queries, q, named_query(q)) for q in which] + [partial(make, i) for i in order]
     )
     panels = []
     for q in which:
-        rows = [
-            Row(
-                name,
-                scored(q, best, weights[name]),
-                scored(q, worst, weights[name]),
-                note="" if best.values[q].any() or worst.values[q].any() else ALL_ZERO,
-            )
-            for name, (best, worst) in tops.items()
-        ]
+        rows = []
+        for name, (best, worst) in tops.items():
+            note = "" if best.values[q].any() or worst.values[q].any() else ALL_ZERO
+            rows.append(Row(name, scored(q, best, weights[name]), scored(q, worst, weights[name]), note))
         query = view.query(queries, q, named_query(q))
         panels.append(_panel(query, rows, predictions, q, view, labelled))
     return panels
-
-
-def _in_order(tops: Mapping[str, tuple[Top, Top]], which: Sequence[int]) -> list[int]:
-    """All training examples of a page, the first ones of every query and way before the second ones."""
-    columns = [top.indices[list(which)] for pair in tops.values() for top in pair]  # (q, k) each
-    return list(dict.fromkeys(torch.stack(columns).permute(2, 1, 0).flatten().tolist()))
 
 
 def _panel(
@@ -139,23 +128,14 @@ def _panel(
     label, predicted = int(predictions.labels[q]), int(predictions.predicted[q])
     answer = class_name(predicted, view.classes)
     if not labelled:
-        return QueryPanel(
-            replace(query, label=None), rows, predicted=answer, asked=class_name(label, view.classes)
-        )
+        asked = class_name(label, view.classes)
+        return QueryPanel(replace(query, label=None), rows, predicted=answer, asked=asked)
     if query.true_label is not None:  # the label of the query is one that somebody asks about
         return QueryPanel(query, rows, predicted=answer)
     right = label == predicted
     if view.classes is None and query.label is not None and not same(label, query.label):
         answer = query.label if right else f"class {predicted}"  # `show` has names that nobody else knows
     return QueryPanel(query, rows, predicted=answer, right=right)
-
-
-def _parts(
-    setup: Setup, train: Rows, tokens: Tokens | None, q: int, i: int, weights: Weights | None
-) -> list[tuple[str, float]] | None:
-    """The pieces of training example i, each with what it adds to the score for query q; None if not known."""
-    values = None if tokens is None or setup.pieces is None else tokens(q, i, weights)
-    return None if values is None else pair_pieces(setup, train[i], i, values)
 
 
 def pair_pieces(setup: Setup, row: Any, i: int, values: Sequence[float] | Tensor) -> list[tuple[str, float]]:
@@ -281,9 +261,13 @@ def page_of(
     models of text, the second from a pass over the training data. The rest is as in `query_panels`.
     """
     view = ExampleView(setup)
-    weights = {**_calibrated(scores, weights), **weights}
+    if isinstance(scores.default_weights, Weights):
+        weights = {CALIBRATED: scores.default_weights, **weights}
     ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
     count, shaded = min(count, scores.shape[1]), has_tokens(setup)
+    # Tokens are not rounded as what is stored is: their parts may miss a share of the score.
+    stored = index.manifest.codec
+    slack = math.inf if stored.lossy else max(0.01, 3 * stored.rounding)
     steps = 2 * count * len(ways) * len(queries)
     with console.progress("shading tokens", steps, shaded, unit="passages") as advance:
         panels = query_panels(
@@ -295,7 +279,7 @@ def page_of(
             count=count,
             names=names,
             tokens=_tokens(index, setup, scores, advance) if shaded else None,
-            slack=_slack(index),
+            slack=slack,
             contributors=contributors,
             answers=answers,
             labelled=labelled,
@@ -303,6 +287,9 @@ def page_of(
         )
     if baselines:
         panels = add_baselines(panels, setup, queries, scores, view, count)
+    warnings = index.diagnose(scores if names is None else replace(scores, query_ids=names))
+    for sentence in warnings:
+        console.note(sentence)
     return Page(
         title,
         f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
@@ -312,29 +299,9 @@ def page_of(
         meaning=meaning(scores.method, setup.task),
         calibration=index.calibration if "calibration" in scores.provenance else None,
         note=view.missing_note,
-        warnings=_warnings(index, scores, names),
+        warnings=warnings,
         provenance={"unde": __version__, "index": str(index.folder), **scores.provenance["method"]},
     )
-
-
-def _calibrated(scores: GroupScores, weights: Mapping[str, Weights]) -> dict[str, Weights]:
-    """The weights of the calibration by their name on the page, unless other weights have it."""
-    known = scores.default_weights
-    return {CALIBRATED: known} if isinstance(known, Weights) and CALIBRATED not in weights else {}
-
-
-def _warnings(index: Index, scores: GroupScores, names: Sequence[int | str] | None) -> list[str]:
-    """What to know before the answers are read, said in lines too."""
-    found = index.diagnose(scores if names is None else replace(scores, query_ids=names))
-    for sentence in found:
-        console.note(sentence)
-    return found
-
-
-def _slack(index: Index) -> float:
-    """The share of a score that the parts of its tokens may miss: they are not rounded as what is stored is."""
-    stored = index.manifest.codec
-    return math.inf if stored.lossy else max(0.01, 3 * stored.rounding)
 
 
 def has_tokens(setup: Setup) -> bool:
@@ -356,16 +323,12 @@ def _tokens(index: Index, setup: Setup, scores: GroupScores, advance: console.Ad
 
 def _trust(index: Index, scores: GroupScores, weights: Mapping[str, Weights]) -> TrustPanel | None:
     """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
+    # Noise on the model's weights where that is what weights were learned with: the task may know nothing else.
+    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
+    noise = bool(kinds) and all(kind == {WeightNoise().name} for kind in kinds)
     try:
-        return TrustPanel(
-            index.trust_of(weights, scores.method, perturb=_perturb(weights)), weights, UNWEIGHTED
-        )
+        trusts = index.trust_of(weights, scores.method, perturb="weights" if noise else None)
+        return TrustPanel(trusts, weights, UNWEIGHTED)
     except UndeError as e:
         console.note(f"the page has no panel of trust: {e}")
         return None
-
-
-def _perturb(weights: Mapping[str, Weights]) -> str | None:
-    """Noise on the model's weights where that is what weights were learned with: the task may know nothing else."""
-    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
-    return "weights" if kinds and all(kind == {WeightNoise().name} for kind in kinds) else None

@@ -10,7 +10,7 @@ import numpy as np
 from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.markup import Html, el, mark
+from unde.markup import Child, Html, el, mark
 from unde.ui.report.items import (
     DIFFERS,
     MISLABELLED,
@@ -28,7 +28,7 @@ from unde.ui.report.items import (
     picture,
     same,
 )
-from unde.ui.report.tables import note, section
+from unde.ui.report.tables import legend, note, section, terms
 from unde.ui.report.tokens import key
 
 RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
@@ -193,17 +193,14 @@ def queries_section(panels: Sequence[QueryPanel]) -> Html:
 
 
 def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
-    entries: list[Html] = []
-    if any(_differs(scored.item, panel) for panel in panels for scored in panel._scored()):
-        entries.append(el("li", DIFFERS, "its label is not the one asked about"))
-    if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
-        entries.append(el("li", MISLABELLED, "its label is known to be wrong; given → true"))
-    entries += [
-        el("li", each.html(), f"known contributor to the query’s {each.contribution}") for each in marks
-    ]
-    if any(panel.shaded for panel in panels):
-        entries.append(key())
-    return el("ul.legend", entries, aria_label="marks") if entries else None
+    shown = [(scored.item, panel) for panel in panels for scored in panel._scored()]
+    entries: list[Child] = []
+    if any(_differs(item, panel) for item, panel in shown):
+        entries.append([DIFFERS, "its label is not the one asked about"])
+    if any(item.is_mislabelled for item, _ in shown):
+        entries.append([MISLABELLED, "its label is known to be wrong; given → true"])
+    entries += [[each.html(), f"known contributor to the query’s {each.contribution}"] for each in marks]
+    return legend([*entries, *([key()] if any(panel.shaded for panel in panels) else [])])
 
 
 def baseline_names(panels: Sequence[QueryPanel]) -> list[str]:
@@ -243,15 +240,12 @@ def _verdict(panel: QueryPanel) -> Html | None:
 
 def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: Sequence[str]) -> Html:
     query = panel.query
-    facts = [
-        (term, label_text(label), sign)
-        for term, label, sign in (
-            ("true label", panel.true_label, None),
-            ("predicted", panel.predicted, _verdict(panel)),
-            ("asked about", panel.target_label if panel.predicted is not None else None, None),
-        )
-        if label is not None
+    labels = [
+        ("true label", panel.true_label, None),
+        ("predicted", panel.predicted, _verdict(panel)),
+        ("asked about", panel.target_label if panel.predicted is not None else None, None),
     ]
+    facts = [(term, [label_text(label), sign]) for term, label, sign in labels if label is not None]
     return el(
         f"article.query.kind-{panel.kind}",
         el(
@@ -262,12 +256,7 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
             if query.prompt is not None
             else None,
             passage(query.text) if query.text is not None else None,
-            el(
-                "dl.facts",
-                [el("div", el("dt", term), el("dd", value, sign, dir="auto")) for term, value, sign in facts],
-            )
-            if facts
-            else None,
+            terms("facts", facts) if facts else None,
             note(panel.note),
         ),
         el(
@@ -292,11 +281,9 @@ def _row(
     panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark], baselines: Sequence[str]
 ) -> Html:
     largest = largest_score(row.proponents, row.opponents)
-    high, low = (
-        (("pro", "▲", "Proponents"), ("opp", "▼", "Opponents"))
-        if row.signed
-        else (("high", "▲", "Highest scores"), ("low", "▽", "Lowest scores"))
-    )
+    high, low = ("high", "▲", "Highest scores"), ("low", "▽", "Lowest scores")
+    if row.signed:
+        high, low = ("pro", "▲", "Proponents"), ("opp", "▼", "Opponents")
     kind = "row" if row.shared is None else f"row.baseline.baseline-{baselines.index(row.name)}"
     return el(
         f"section.{kind}",
@@ -324,14 +311,8 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
         yield f"shares {row.shared[0]} of its top {row.shared[1]} with “{first.name}”"
     elif first is not None:
         high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
-        new = [
-            counted(_new(scored, others), noun)
-            for noun, scored, others in (
-                (high, row.proponents, first.proponents),
-                (low, row.opponents, first.opponents),
-            )
-            if _new(scored, others)
-        ]
+        sides = ((high, row.proponents, first.proponents), (low, row.opponents, first.opponents))
+        new = [counted(_new(*lists), noun) for noun, *lists in sides if _new(*lists)]
         yield f"{' and '.join(new)} not in “{first.name}”" if new else f"the same examples as “{first.name}”"
 
 

@@ -228,21 +228,6 @@ def line_plot(
     )
 
 
-def roc_plot(lines: Sequence[Line], *, title: str) -> Html:
-    """ROC curves in the unit square: false-positive rate across, true-positive rate up, chance dotted."""
-    unit = (0.0, 1.0)
-    return line_plot(
-        lines,
-        title=title,
-        x_label="false-positive rate",
-        y_label="true-positive rate",
-        x_range=unit,
-        y_range=unit,
-        diagonal=True,
-        size=(370, 370),
-    )
-
-
 def heat_map(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, title: str, top: float
 ) -> Html:
@@ -252,28 +237,17 @@ def heat_map(
     1
     """
     width, height = _CELL
-    row_names, column_names = [_shorten(name) for name in rows], [_shorten(name) for name in columns]
-    left = max(map(len, row_names)) * _CHARACTER + 10
-    above = max(map(len, column_names)) * _CHARACTER + 10
-    places = [(r, c) for r in range(len(rows)) for c in range(len(columns))]
-    return svg(
-        left + width * len(columns) + 2,
-        above + height * len(rows) + 2,
-        title,
-        "plot heat",
-        [
-            caption("cell-label", left + (c + 0.5) * width + 4, above - 8, name, turned=True)
-            for c, name in enumerate(column_names)
-        ],
-        [
-            caption("cell-label", left - 8, above + (r + 0.5) * height + 4, name, anchor="end")
-            for r, name in enumerate(row_names)
-        ],
-        [
-            _cell(float(values[r, c]), left + c * width, above + r * height, f"{rows[r]}, {columns[c]}", top)
-            for r, c in places
-        ],
-    )
+    left, above = (max(len(_shorten(name)) for name in names) * _CHARACTER + 10 for names in (rows, columns))
+    marks = [
+        caption("cell-label", left + (c + 0.5) * width + 4, above - 8, _shorten(name), turned=True)
+        for c, name in enumerate(columns)
+    ]
+    for r, row in enumerate(rows):
+        y = above + r * height
+        marks.append(caption("cell-label", left - 8, y + height / 2 + 4, _shorten(row), "end"))
+        for c, column in enumerate(columns):
+            marks.append(_cell(float(values[r, c]), left + c * width, y, f"{row}, {column}", top))
+    return svg(left + width * len(columns) + 2, above + height * len(rows) + 2, title, "plot heat", marks)
 
 
 def _cell(value: float, x: float, y: float, name: str, top: float) -> Html:
@@ -281,18 +255,12 @@ def _cell(value: float, x: float, y: float, name: str, top: float) -> Html:
     middle, base = x + width / 2, y + height / 2 + 4
     if math.isnan(value):
         return el("g", el("title", f"{name}: none"), caption("none", middle, base, "–", "middle"))
-    level = min(HEATS - 1, int(HEATS * value / top))
+    level, share = min(HEATS - 1, int(HEATS * value / top)), f"{100 * value:.{0 if top > 0.1 else 1}f}"
     return el(
         "g",
         el("title", f"{name}: {number(100 * value)} %"),
         rect(f"heat-{level}", x + 1, y + 1, width - 2, height - 2, rx=3),
-        caption(
-            "cool" if level < HEATS // 2 else "hot",
-            middle,
-            base,
-            f"{100 * value:.{0 if top > 0.1 else 1}f}",
-            "middle",
-        ),
+        caption("cool" if level < HEATS // 2 else "hot", middle, base, share, "middle"),
     )
 
 
@@ -305,8 +273,8 @@ def curve_key(values: Sequence[tuple[str, str]]) -> Html:
 
 
 def _sample(index: int) -> Html:
-    size = {"viewBox": "0 0 28 10", "width": 28, "height": 10}
-    return el("svg.key", stroke(f"curve line-{index % 3}", 1, 5, 27, 5), **size, aria_hidden="true")
+    line = stroke(f"curve.line-{index % 3}", 1, 5, 27, 5)
+    return el("svg.key", line, viewBox="0 0 28 10", width=28, height=10, aria_hidden="true")
 
 
 def _curve(line: Line, index: int, frame: PlotFrame) -> Html:
@@ -345,24 +313,19 @@ def _extent(values: Sequence[Sequence[float] | np.ndarray], pad: float) -> tuple
 
 def svg(width: float, height: float, title: str, kind: str, *children: Child) -> Html:
     """A picture with a label for screen readers."""
-    size = {
-        "width": _short(width),
-        "height": _short(height),
-        "viewBox": f"0 0 {_short(width)} {_short(height)}",
-    }
-    return el(f"svg.{kind}", *children, role="img", aria_label=title, **size)
+    w, h = _short(width), _short(height)
+    return el(
+        f"svg.{kind}", *children, role="img", aria_label=title, width=w, height=h, viewBox=f"0 0 {w} {h}"
+    )
 
 
 def stroke(kind: str, x1: float, y1: float, x2: float, y2: float) -> Html:
-    ends = {"x1": _short(x1), "y1": _short(y1), "x2": _short(x2), "y2": _short(y2)}
-    return el(f"line.{kind}", **ends)
+    return el(f"line.{kind}", x1=_short(x1), y1=_short(y1), x2=_short(x2), y2=_short(y2))
 
 
 def caption(kind: str, x: float, y: float, words: str, anchor: str = "start", turned: bool = False) -> Html:
-    place: dict[str, str] = {"x": _short(x), "y": _short(y)}
-    if turned:
-        place["transform"] = f"rotate(-90 {_short(x)} {_short(y)})"
-    return el(f"text.{kind}", words, text_anchor=anchor, **place)
+    turn = f"rotate(-90 {_short(x)} {_short(y)})" if turned else None
+    return el(f"text.{kind}", words, text_anchor=anchor, x=_short(x), y=_short(y), transform=turn)
 
 
 def rect(

@@ -38,6 +38,11 @@ def scroll(label: str, *children: Child, name: str = "div") -> Html:
     return el(f"{name}.scroll", *children, tabindex="0", role="region", aria_label=label)
 
 
+def legend(entries: Sequence[Child]) -> Html | None:
+    """The marks of a section with their meanings; None without any."""
+    return el("ul.legend", [el("li", entry) for entry in entries], aria_label="marks") if entries else None
+
+
 def bar(share: float, tone: str = "") -> Html:
     """A horizontal bar, `share` of the width of its place."""
     length = el("i", style=f"width:{100 * share:.4g}%")
@@ -52,7 +57,7 @@ def table(heads: Child, rows: Child, caption: str = "", kind: str = "data") -> H
 
 def terms(kind: str, rows: Iterable[tuple[Child, Child]]) -> Html:
     """A list of terms with their values."""
-    return el(f"dl.{kind}", [el("div", el("dt", t), el("dd", v)) for t, v in rows])
+    return el(f"dl.{kind}", [el("div", el("dt", t), el("dd", v, dir="auto")) for t, v in rows])
 
 
 @dataclass(frozen=True)

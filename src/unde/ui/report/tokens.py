@@ -82,11 +82,12 @@ def key() -> Html:
     def side(name: str, levels: Sequence[int]) -> list[Html]:
         return [el(f"span.t.{name}.l{level}", "\u2007\u2007") for level in levels]
 
-    return el(
-        "li.shades",
-        "learning a token raises the query’s loss ",
-        el("span.scale", side("minus", range(LEVELS, 0, -1)), aria_hidden="true"),
-        el("span.scale", side("plus", range(1, LEVELS + 1)), aria_hidden="true"),
-        " lowers it (strong ones underlined, dotted and solid). The shade is relative to the strongest token of the "
-        "passage; point at a token for what it adds to the score.",
+    return join(
+        [
+            "learning a token raises the query’s loss ",
+            el("span.scale", side("minus", range(LEVELS, 0, -1)), aria_hidden="true"),
+            el("span.scale", side("plus", range(1, LEVELS + 1)), aria_hidden="true"),
+            " lowers it (strong ones underlined, dotted and solid). The shade is relative to the strongest token of "
+            "the passage; point at a token for what it adds to the score.",
+        ]
     )

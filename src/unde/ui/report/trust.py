@@ -188,9 +188,8 @@ def _percent(mean: float, half: float) -> str:
 def bar_strip(calibration: Calibration) -> Html:
     """All settings as bars, the best first; baselines and the ceiling as lines."""
     settings, chosen = calibration.settings, calibration.setting.name
-    lines = [
-        (f"{name} {100 * b['lds']:.0f}", b["lds"], "baseline") for name, b in calibration.baselines.items()
-    ]
+    baselines = calibration.baselines.items()
+    lines = [(f"{name} {100 * b['lds']:.0f}", b["lds"], "baseline") for name, b in baselines]
     if calibration.ceiling is not None:
         lines.append((f"at most {100 * calibration.ceiling:.0f}", calibration.ceiling, "ceiling"))
     mean = calibration.expected.mean
