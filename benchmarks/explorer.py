@@ -1,7 +1,6 @@
 """How long the live page takes to rank anew when a slider is moved.
 
-    python benchmarks/explorer.py                       # 50,000 examples, 24, 128 and 512 groups
-    python benchmarks/explorer.py --examples 200000
+    python -m benchmarks run explorer
 
 An index of random features is made for a model with as many groups; a query is asked, and sliders are moved at random.
 What is timed is all that the server does for one move: weights of the groups, the product with the contributions that
@@ -10,11 +9,12 @@ are held, `final` of the method, the best ten and the worst ten, unweighted and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,19 @@ class Wide(nn.Module):
         return sum((part(x) for part in self.parts), torch.zeros(2))
 
 
-def measure(examples: int, groups: int, method: str, moves: int) -> np.ndarray:
+def measure(quick: bool = False) -> dict[str, Any]:
+    """Milliseconds of a move, median and 95th percentile, by method and number of groups."""
+    examples, moves = (1_000, 5) if quick else (50_000, 50)
+    rows = []
+    for method, groups in product(("tracin", "tracin-cosine"), (24, 128, 512)):
+        found = 1000 * moved(examples, groups, method, moves)
+        median, most = float(np.median(found)), float(np.quantile(found, 0.95))
+        rows.append({"method": method, "groups": groups, "ms": round(median, 1), "p95": round(most, 1)})
+        print(rows[-1], flush=True)
+    return {"examples": examples, "rows": rows}
+
+
+def moved(examples: int, groups: int, method: str, moves: int) -> np.ndarray:
     """Seconds of each of some moves."""
     torch.manual_seed(0)
     x, y = torch.randn(examples + 1, 4), torch.randint(2, (examples + 1,))
@@ -58,27 +70,3 @@ def measure(examples: int, groups: int, method: str, moves: int) -> np.ndarray:
             json.dumps(session.rank({"answer": answer, "values": values}))
             taken.append(time.perf_counter() - begun)
     return np.array(taken)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--examples", type=int, default=50_000)
-    parser.add_argument("--groups", type=int, nargs="*", default=[24, 128, 512])
-    parser.add_argument("--moves", type=int, default=50)
-    given = parser.parse_args()
-    print(
-        f"{given.examples:,} examples, {torch.get_num_threads()} threads: ms of a move, median (95th percentile)"
-    )
-    for method in ("tracin", "tracin-cosine"):
-        for groups in given.groups:
-            found = 1000 * measure(given.examples, groups, method, given.moves)
-            print(
-                f"{method:14} {groups:5} groups  {np.median(found):7.1f} ({np.quantile(found, 0.95):.1f})",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Unprojected EKFAC beside kronfluence, on the same models and data: rank correlation of the scores, query by query.
 
-    pip install --no-deps kronfluence==1.0.1 accelerate && python benchmarks/kronfluence_scores.py
+    pip install --no-deps kronfluence==1.0.1 accelerate && python -m benchmarks.kronfluence_scores
 
 (kronfluence asks for torchvision, which neither side of this comparison uses: hence --no-deps.)
 Matched setting: linear layers without bias, empirical Fisher, damping of 0.1 × the mean eigenvalue of each layer,
@@ -11,8 +11,8 @@ eigenvalues by examples, which no rank depends on.
 
 from __future__ import annotations
 
+import copy
 import json
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from kronfluence.analyzer import Analyzer, prepare_model
 from kronfluence.arguments import FactorArguments, ScoreArguments
 from scipy.stats import spearmanr
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from benchmarks.machine import provenance
 from unde import Index, Task
 from unde.methods import EKFAC
 from unde.tasks import CausalLM, Classification
@@ -33,22 +33,15 @@ from unde.tasks import CausalLM, Classification
 RESULTS = Path(__file__).parent / "results" / "kronfluence_scores.json"
 
 
-class Listed(Dataset):
-    def __init__(self, examples: list[Any]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.examples[i]
-
-
 class Wrapped(kronfluence.Task):
-    """A unde task for kronfluence: sums over the batch, and the attention mask."""
+    """A unde task for kronfluence: sums over the batch, the attention mask, and the layers that are attributed."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, model: nn.Module, left_out: list[str]) -> None:
+        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+        self.task, self.layers = task, [n for n in linear if not any(x in n for x in left_out)]
+
+    def get_influence_tracked_modules(self) -> list[str]:
+        return self.layers
 
     def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
         assert not sample
@@ -107,12 +100,7 @@ def train(model: nn.Module, task: Task, rows: list[Any], steps: int) -> None:
 def theirs(
     model: nn.Module, task: Task, rows: list[Any], queries: list[Any], folder: str, left_out: list[str]
 ) -> Tensor:
-    class Restricted(Wrapped):
-        def get_influence_tracked_modules(self) -> list[str]:
-            linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-            return [n for n in linear if not any(x in n for x in left_out)]
-
-    wrapped = Restricted(task)
+    wrapped = Wrapped(task, model, left_out)
     analyzer = Analyzer(
         "check", prepare_model(model, wrapped), wrapped, cpu=True, output_dir=folder, disable_tqdm=True
     )
@@ -120,17 +108,15 @@ def theirs(
 
     analyzer.set_dataloader_kwargs(DataLoaderKwargs(collate_fn=task.collate))
     fit = FactorArguments(strategy="ekfac", use_empirical_fisher=True)
-    analyzer.fit_all_factors("ekfac", Listed(rows), per_device_batch_size=8, factor_args=fit)
+    analyzer.fit_all_factors("ekfac", rows, per_device_batch_size=8, factor_args=fit)
     analyzer.compute_pairwise_scores(
-        "scores", "ekfac", Listed(queries), Listed(rows), per_device_query_batch_size=4,
+        "scores", "ekfac", queries, rows, per_device_query_batch_size=4,
         per_device_train_batch_size=8, score_args=ScoreArguments(damping_factor=None),
     )  # fmt: skip
     return analyzer.load_pairwise_scores("scores")["all_modules"]
 
 
 def main() -> None:
-    import copy
-
     results = {}
     for make in (perceptron, llama):
         torch.manual_seed(0)
@@ -155,12 +141,8 @@ def main() -> None:
             f"{correlations.min():.5f}, mean {correlations.mean():.5f}",
             flush=True,
         )
-    provenance = {
-        "kronfluence": kronfluence.__version__,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-    }
-    RESULTS.write_text(json.dumps({"results": results, "provenance": provenance}, indent=1) + "\n")
+    about = provenance(0, quick=False) | {"kronfluence": kronfluence.__version__}
+    RESULTS.write_text(json.dumps({"results": results, "provenance": about}, indent=1) + "\n")
     if min(r["lowest"] for r in results.values()) < 0.99:
         raise SystemExit("a query's scores are ranked differently")
 

@@ -21,7 +21,7 @@ from unde.errors import unknown
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 MODULES = (
-    "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "switches",
+    "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "explorer", "switches",
 )  # fmt: skip
 CHECKED = (
     "features.resnet",

@@ -1,8 +1,8 @@
 """A million examples on one machine, within a budget of memory; and what engines cost beside a serial build.
 
     python -m benchmarks.scale                      # all of it, then the tables and the figure of docs/scale.md
-    python -m benchmarks.scale memory --examples 10000 30000 --budget 512MB
-    python -m benchmarks.scale engines --examples 200000 --engines serial processes:1 processes:2 --runs 5
+    python -m benchmarks.scale memory --examples 10000 30000
+    python -m benchmarks.scale engines --examples 200000
     python -m benchmarks.scale render               # docs/scale.md and its figure, from results/scale.json
 
 Every row is a process of its own, which does what a user would: `Index.build`, `Index.open`, features of 100 queries,
@@ -39,6 +39,7 @@ SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 BUDGETS = ("512MB", "2GB")  # the second for the largest size alone
 METHOD = {"method": "ekfac", "store_dtype": "float16"}
 ENGINES = ("serial", "processes:1", "processes:2", "array:0/1", "ray:1", "ray:2")
+RUNS = 5  # rounds of engines
 MINUTE = 1_000_000  # examples whose build takes one core about a minute
 KEPT = 10  # best examples of a query
 ALLOCATORS = {"usual": {}, "exact": {"MALLOC_MMAP_THRESHOLD_": str(2**18)}}
@@ -142,9 +143,9 @@ def memory(folder: str, sizes: list[int], budgets: list[str], again: bool) -> No
             )
 
 
-def engines(folder: str, examples: int, names: list[str], runs: int, again: bool) -> None:
-    for run in range(runs):
-        for name in names:
+def engines(folder: str, examples: int, again: bool) -> None:
+    for run in range(RUNS):
+        for name in ENGINES:
             if again or not _there("engines", engine=name, examples=examples, run=run):
                 row = {"engine": name, "examples": examples, "run": run}
                 row |= _started("build", folder, str(examples), name)
@@ -186,13 +187,6 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="?", choices=["all", *PARTS, "render"], default="all")
     parser.add_argument("--examples", type=int, nargs="+", help="sizes of indexes; of the engines', one")
-    parser.add_argument(
-        "--budget", nargs="+", default=BUDGETS, help="memory=; all but the first: largest size alone"
-    )
-    parser.add_argument(
-        "--engines", nargs="+", default=ENGINES, metavar="NAME", help="as executor= takes them"
-    )
-    parser.add_argument("--runs", type=int, default=5, help="rounds of engines")
     parser.add_argument("--again", action="store_true", help="measure what is there already, too")
     parser.add_argument("--work", type=Path, help="a folder on a real disk (default: a temporary one)")
     options = parser.parse_args()
@@ -201,10 +195,10 @@ def main() -> None:
         if options.what != "render":
             prepare(Path(folder))
         if options.what in ("all", "memory"):
-            memory(folder, options.examples or list(SIZES), list(options.budget), options.again)
+            memory(folder, options.examples or list(SIZES), list(BUDGETS), options.again)
         if options.what in ("all", "engines"):
             size = (options.examples or [MINUTE])[0]
-            engines(folder, size, options.engines, options.runs, options.again)
+            engines(folder, size, options.again)
     scale_page.write(read())
 
 

@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.shared import banks
 from experiments.shared.models import kept
 from experiments.shared.paths import RUNS
 from unde import Index
-from unde.evaluate import Bank
+from unde.evaluate import Bank, Estimate, lds
 from unde.index import QueryFeatures
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, Damped, JourneyTRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
@@ -59,8 +59,14 @@ class Cell:
     def model(self) -> nn.Module:
         return self.load()
 
+    @cached_property
     def bank(self) -> Bank:
         return banks.open_bank(self.name)
+
+    def lds(self, total: Tensor, bootstrap: int = 0) -> Estimate:
+        """Of scores (Q, N) of the evaluation queries, against the bank."""
+        bank = self.bank
+        return lds(total, bank.masks, bank.utility["eval"], bootstrap=bootstrap)
 
     def index_for(self, method: Method) -> Index:
         measure = method.measure

@@ -107,7 +107,6 @@ RECIPES: dict[str, tuple[Callable[[], nn.Module], int, float, float]] = {  # epo
     "resnet": (resnet, 20, 1e-2, 5e-2),
     "vit": (vit, 22, 3e-3, 5e-2),
 }
-BATCH = 64
 
 
 def initial(architecture: str) -> nn.Module:
@@ -119,20 +118,9 @@ def initial(architecture: str) -> nn.Module:
 
 def train(architecture: str, x: Tensor, y: Tensor, seed: int = 0) -> nn.Module:
     """AdamW under a one-cycle schedule on mirrored and shifted images."""
-    _, epochs, lr, decay = RECIPES[architecture]
-    model = initial(architecture).train()
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
-    steps = epochs * -(-len(y) // BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
-    for _ in range(epochs):
-        for batch in torch.randperm(len(y), generator=generator).split(BATCH):
-            loss = F.cross_entropy(model(moved(x[batch], generator)).logits, y[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-    return model.eval()
+    from experiments.shared.classification_bank import training
+
+    return training("cifar10", architecture, (x, y))(np.arange(len(y)), seed)
 
 
 def moved(x: Tensor, generator: torch.Generator) -> Tensor:

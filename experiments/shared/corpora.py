@@ -23,6 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from experiments.shared.paths import data_folder
 from unde.evaluate import TrainingSpec
+from unde.evaluate.bank.training_spec import SingleTrainer
 from unde.tasks import CausalLM
 
 LENGTH = 64  # tokens of a sequence
@@ -91,22 +92,14 @@ def adamw(parameters: Any, lr: float = PEAK_LR) -> torch.optim.Optimizer:
 
 
 def train(
-    model: nn.Module, tokens: Tensor, *, epochs: int, seed: int, batch_size: int = BATCH, lr: float = PEAK_LR
+    model: nn.Module, tokens: Tensor, *, seed: int, **recipe: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """AdamW under a cosine schedule with 5 % warm-up, order of the data from `seed`."""
-    optimizer = adamw(model.parameters(), lr)
-    steps = epochs * -(-len(tokens) // batch_size)
-    task, order, step = CausalLM(), torch.Generator().manual_seed(seed), 0
-    model.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(len(tokens), generator=order).split(batch_size):
-            optimizer.param_groups[0]["lr"] = lr * warm_then_cosine(steps, step)
-            optimizer.zero_grad()
-            task.loss(model, {"input_ids": tokens[batch]}).mean().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-    return model.eval(), optimizer
+    """A model on all sequences, and its optimizer."""
+    trainer = SingleTrainer(training(lambda seed: model, tokens, **recipe), np.arange(len(tokens)), seed)
+    for batch in trainer.batches:
+        trainer.backward(batch)
+        trainer.step()
+    return trainer.finish(), trainer.optimizer
 
 
 def training(
@@ -117,7 +110,7 @@ def training(
     batch_size: int = BATCH,
     lr: float = PEAK_LR,
 ) -> TrainingSpec:
-    """As `train`, for a bank."""
+    """AdamW under a cosine schedule with 5 % warm-up."""
     return TrainingSpec(
         model=model,
         data=tokens,

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from unde import Weights, learn_weights
-from unde.evaluate import lds, paired
+from unde.evaluate import paired
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_seen
 
@@ -51,17 +51,15 @@ def objective_of(cell: Cell, title: str) -> Weights:
 def sweep(bank: str, learned: Learned) -> dict[str, Any]:
     """{method: {"unweighted": estimate, "columns": {column: {"estimate", "difference"}}}}, estimates as fractions."""
     cell = cells.get(bank)
-    retrained = cell.bank()
-    truth = retrained.masks, retrained.utility["eval"]
     results: dict[str, Any] = {}
     for title in cell.methods:
         scores = cell.eval_scores(title)
-        plain = lds(scores.total(), *truth, bootstrap=BOOTSTRAP)
+        plain = cell.lds(scores.total(), BOOTSTRAP)
         row = results[title] = {"unweighted": plain.as_dict(), "columns": {}}
         print(f"{title:14}unweighted {100 * plain.mean:.2f}", flush=True)
         for column, weights in learned(cell, title).items():
             refuse_seen(scores.query_digests, weights)
-            weighted = lds(scores.total(weights), *truth, bootstrap=BOOTSTRAP)
+            weighted = cell.lds(scores.total(weights), BOOTSTRAP)
             difference = paired(plain, weighted)
             row["columns"][column] = {"estimate": weighted.as_dict(), "difference": difference.as_dict()}
             print(f"{'':14}{column} {100 * weighted.mean:.2f} ({100 * difference.mean:+.2f})", flush=True)

@@ -47,7 +47,7 @@ def _index(cell: Cell, name: str, method: Method) -> dict[str, Any]:
     folder = RUNS / cell.name / "calibration" / name.strip(")").replace("(", "-")
     index = cell.build(folder, method)
     curves = list_settings(index._state.stored)
-    bank = cell.bank()
+    bank = cell.bank
     learn, evaluate = (
         _predictions(cell, index, folder, role, bank.masks, curves) for role in ("learn", "eval")
     )

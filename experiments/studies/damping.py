@@ -14,7 +14,6 @@ from typing import Any
 
 from experiments.shared.sweep import EVERY_BANK
 from unde.errors import UndeError
-from unde.evaluate import lds
 
 PAPER = ""
 VARIANTS = EVERY_BANK
@@ -38,7 +37,6 @@ def run(variant: str) -> dict[str, Any]:
     from unde.methods import DAS, DTRAK, EKFAC, TRAK, LoGRA, TracIn
 
     cell = cells.get(variant)
-    bank = cell.bank()
     if cell.domain == "diffusion":
         asked = {"TRAK": TRAK(), "D-TRAK": DTRAK(), "DAS": DAS()}
         built = {m.measure: m for m in asked.values()}
@@ -58,7 +56,7 @@ def run(variant: str) -> dict[str, Any]:
     def judged(method: Any) -> dict[str, Any] | None:
         with contextlib.suppress(UndeError):  # singular at this damping
             scores = indexes[method.measure].score(queries[method.measure], method)
-            return lds(scores.total(), bank.masks, bank.utility["eval"]).as_dict()
+            return cell.lds(scores.total()).as_dict()
         return None
 
     results = {"TracIn": {"0": judged(TracIn())}}

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from experiments.shared.sweep import EVERY_BANK
-from unde.evaluate import lds, lds_strength, unet_cell
+from unde.evaluate import lds_strength, unet_cell
 
 PAPER = "Figures 1 and 6a"
 VARIANTS = EVERY_BANK
@@ -35,7 +35,7 @@ def run(variant: str) -> dict[str, Any]:
     from experiments.shared import cells
 
     cell = cells.get(variant)
-    retrained, where = cell.bank(), unet_cell if cell.domain == "diffusion" else place
+    retrained, where = cell.bank, unet_cell if cell.domain == "diffusion" else place
     truth = retrained.masks, retrained.utility["eval"]
     results: dict[str, Any] = {}
     for title in cell.methods:
@@ -44,7 +44,7 @@ def run(variant: str) -> dict[str, Any]:
         blocks = lds_strength(scores, *truth, cells=lambda name: (where(name)[0], "all"))
         components = lds_strength(scores, *truth, cells=lambda name: (where(name)[1], "all"))
         results[title] = {
-            "all": lds(scores.total(), *truth).as_dict(),
+            "all": cell.lds(scores.total()).as_dict(),
             "groups": dict(zip(alone.rows, alone.values[:, 0].tolist())),
             "block of": {name: where(name)[0] for name in alone.rows},
             "blocks": dict(zip(blocks.rows, blocks.values[:, 0].tolist())),

@@ -27,17 +27,16 @@ VARIANTS = EVERY_BANK
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    bank = cell.bank()
     methods = {}
     for name in cell.methods:
-        methods[name] = _method(cell, bank, name)
+        methods[name] = _method(cell, name)
         shown = {rule: f"{100 * r['difference']['mean']:+.2f}" for rule, r in methods[name]["rules"].items()}
         print(f"{variant} {name}: {100 * methods[name]['unweighted']['mean']:.2f} {shown}", flush=True)
-    return {"methods": methods, "baselines": _baselines(cell, bank)}
+    return {"methods": methods, "baselines": _baselines(cell)}
 
 
-def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:
-    learn, evaluate = cell.learn_scores(name), cell.eval_scores(name)
+def _method(cell: Cell, name: str) -> dict[str, Any]:
+    bank, learn, evaluate = cell.bank, cell.learn_scores(name), cell.eval_scores(name)
     index, method = cell.index_for(cell.methods[name]), cell.methods[name]
     found = index.learn_weights(method=method)
     queried = learn_weights(learn, judge=index)
@@ -100,13 +99,13 @@ class _Judge:
         )
 
 
-def _baselines(cell: Cell, bank: Bank) -> dict[str, Any]:
+def _baselines(cell: Cell) -> dict[str, Any]:
     """For texts: BM25 and similarity of representations."""
     if cell.domain != "text":
         return {}
     from experiments.shared.language import baselines
 
     return {
-        name: lds(scores, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP).as_dict()
+        name: cell.lds(scores, BOOTSTRAP).as_dict()
         for name, scores in baselines(cell.corpus(), cell.model, cell.corpus().evaluate).items()
     }

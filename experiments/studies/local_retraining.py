@@ -31,7 +31,7 @@ DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    full = cell.bank()
+    full = cell.bank
     local = Bank.run(
         RUNS / f"{variant}-local.npz",
         train=lambda indices, seed: trained_on(cell, indices, seed),
@@ -46,7 +46,7 @@ def run(variant: str) -> dict[str, Any]:
         for title, (_, method) in cell.damped(name, DAMPINGS).items():
             total = cell.scores(method, "eval").total()
             rows[title] = {
-                "full": lds(total, full.masks, full.utility["eval"]).as_dict(),
+                "full": cell.lds(total).as_dict(),
                 "local": lds(total, local.masks, local.utility["queries"]).as_dict(),
             }
     means = np.array([[r[k]["mean"] for k in ("full", "local")] for r in rows.values()])

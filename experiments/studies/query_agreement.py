@@ -17,7 +17,7 @@ from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.sweep import BOOTSTRAP
 from unde.data import Rows
-from unde.evaluate import lds, paired
+from unde.evaluate import paired
 from unde.index.self_retrieval import Copier
 
 PAPER = ""
@@ -27,15 +27,14 @@ QUERIES, STRENGTHS, COST = 100, (0.2, 0.5), 0.01
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    bank = cell.bank()
     out: dict[str, Any] = {}
     for name in cell.methods:
         evaluate = cell.eval_scores(name)
-        before = lds(evaluate.total(), bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP)
+        before = cell.lds(evaluate.total(), BOOTSTRAP)
         out[name] = {"unweighted": before.as_dict()}
         for strength in STRENGTHS:
             w = agreeing(*_both(cell, name, strength))
-            after = lds(evaluate.total(w), bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP)
+            after = cell.lds(evaluate.total(w), BOOTSTRAP)
             out[name][f"strength {strength:g}"] = {"weights": w.tolist(), **paired(before, after).as_dict()}
             print(variant, name, strength, f"{100 * (after.mean - before.mean):+.2f}", flush=True)
     return out

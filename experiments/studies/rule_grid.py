@@ -18,7 +18,7 @@ from torch import Tensor
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.sweep import EVERY_BANK
-from unde.evaluate import lds, paired
+from unde.evaluate import paired
 from unde.index.self_retrieval import Copier
 from unde.scoring.arrays import ArrayScores
 from unde.weights.retrieval import Copies, JudgedWeights, StrengthSearch, Trial
@@ -32,11 +32,10 @@ TARGETS, DECAYS, COUNTS, GUARDS = (0.1, 0.25, 0.5), (0.1, 1.0, 10.0), (70, 140),
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    bank = cell.bank()
     out: dict[str, Any] = {}
     for name in cell.methods:
         evaluate = cell.eval_scores(name)
-        before = lds(evaluate.total(), bank.masks, bank.utility["eval"])
+        before = cell.lds(evaluate.total())
         known: dict[bytes, dict] = {}
         rows: dict[str, dict] = {}
         grid = _Grid(cell, name)
@@ -44,7 +43,7 @@ def run(variant: str) -> dict[str, Any]:
             w = grid.weights(kind, target, decay, count, guard)
             key = w.numpy().tobytes()
             if key not in known:
-                after = lds(evaluate.total(w), bank.masks, bank.utility["eval"])
+                after = cell.lds(evaluate.total(w))
                 known[key] = {
                     k: v for k, v in paired(before, after).as_dict().items() if k in ("mean", "ci95")
                 }

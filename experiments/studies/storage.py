@@ -28,7 +28,7 @@ from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
 from experiments.shared.sweep import EVERY_BANK
 from unde import Index, UndeError
-from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k
+from unde.evaluate import Estimate, paired, recall_at_k
 from unde.index import QueryFeatures
 from unde.methods import TRAK, Method
 
@@ -92,7 +92,7 @@ class _Judge:
     """What scores are worth, and how far they are from those in float32."""
 
     def __init__(self, cell: Cell) -> None:
-        self.cell, self.bank = cell, cell.bank()
+        self.cell = cell
         self.relevant = _relevant(cell)
         self.truth: dict[str, tuple[Tensor, Estimate]] = {}
 
@@ -116,22 +116,18 @@ class _Judge:
         usual = self.cell.methods[name]
         if name not in self.truth:
             exact = self.index(usual).score(self.features(usual, USUAL), usual).total()
-            self.truth[name] = exact, _lds(exact, self.bank)
+            self.truth[name] = exact, self.cell.lds(exact, DRAWS)
         features = replace(self.features(usual, store), index=index.manifest.lineage)
         try:
             total = index.score(features, method).total()
         except UndeError as e:  # rounding would decide the scores
             return {"refused": str(e)}
-        judged = _lds(total, self.bank)
+        judged = self.cell.lds(total, DRAWS)
         true, exact = self.truth[name]
         out = {"lds": judged.as_dict(), "difference": paired(exact, judged).as_dict()}
         if self.relevant is not None:
             out["recall"] = _recall(total, self.relevant)
         return out | _error(total, true)
-
-
-def _lds(total: Tensor, bank: Bank) -> Estimate:
-    return lds(total, bank.masks, bank.utility["eval"], bootstrap=DRAWS)
 
 
 def _error(total: Tensor, true: Tensor) -> dict[str, float]:

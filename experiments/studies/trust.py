@@ -19,7 +19,7 @@ from experiments.shared.cells import Cell
 from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK
 from unde import Weights
 from unde.data import Rows
-from unde.evaluate import Estimate, lds, paired
+from unde.evaluate import Estimate, paired
 from unde.index import QueryFeatures
 from unde.index.retrieval_curve import SHOWN, strengths
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
@@ -33,7 +33,6 @@ DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    bank = cell.bank()
     curves: dict[str, Any] = {}
     settings: dict[str, dict[str, float]] = {}
     choice: dict[str, Any] = {}
@@ -43,8 +42,7 @@ def run(variant: str) -> dict[str, Any]:
         curves[name] = copied.curve(method, weights)
         found: dict[float | None, tuple[float, Estimate]] = {}
         for title, (damping, chosen) in cell.damped(name, DAMPINGS).items():
-            total = cell.scores(chosen, "eval").total()
-            judged = lds(total, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP)
+            judged = cell.lds(cell.scores(chosen, "eval").total(), BOOTSTRAP)
             found[damping] = (copied.trust(chosen), judged)
             settings[title] = {"trust": found[damping][0], "lds": judged.mean}
         if len(found) > 1:

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from experiments.shared import cells
 from experiments.shared.sweep import BOOTSTRAP
 from experiments.studies.trust import _Copied
-from unde.evaluate import Estimate, lds, paired
+from unde.evaluate import Estimate, paired
 
 PAPER = ""
 VARIANTS = ("mnist-resnet", "mnist-vit", "cifar10-resnet", "sotu-gpt2", "finetuned-gpt2")
@@ -23,14 +23,13 @@ RANKS, USUAL = (4, 8, 16, 32), 16
 
 def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
-    bank, results = cell.bank(), {}
+    results: dict[str, Any] = {}
     found: dict[str, dict[int, tuple[float, Estimate]]] = {name: {} for name in cell.methods}
     for rank in RANKS:
         built_for = {"loss": replace(cell.built_for["loss"], projection=f"kron({rank})")}
         ranked = replace(cell, name=f"{variant}-rank-{rank}", built_for=built_for, _built={})
         for name, method in cell.methods.items():
-            total = ranked.scores(method, "eval").total()
-            judged = lds(total, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP)
+            judged = cell.lds(ranked.scores(method, "eval").total(), BOOTSTRAP)
             found[name][rank] = (_Copied(ranked, method).trust(method), judged)
             print(variant, name, rank, found[name][rank][0], f"{100 * judged.mean:.2f}", flush=True)
     for name, ranks in found.items():

@@ -5,9 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from unde.evaluate.bank.stacked import train_stacked
+from unde.tasks import CausalLM
 
 ROWS = np.arange(3, 27)  # of 40 examples
 
@@ -43,10 +45,43 @@ def test_images(data_set, shape, architecture, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(40, *shape, generator=generator), torch.randint(0, 10, (40,), generator=generator)
     described = training(data_set, architecture, (x, y))
-    expected = source.train(architecture, x[ROWS], y[ROWS], seed=5)
+    train = source.train if data_set == "mnist" else cifar10_written_out
+    expected = train(architecture, x[ROWS], y[ROWS], seed=5)
     alike(logits(expected, x), logits(described(ROWS, 5), x), within=1e-2)
     stacked = train_stacked(described, [(ROWS, 5), (ROWS[::-1].copy(), 6)])
     alike(logits(expected, x), logits(stacked[0], x), within=1e-2)
+
+
+def cifar10_written_out(architecture, x, y, seed):
+    from experiments.shared import cifar10
+
+    _, epochs, lr, decay = cifar10.RECIPES[architecture]
+    model, generator = cifar10.initial(architecture).train(), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * -(-len(y) // 64))
+    for _ in range(epochs):
+        for batch in torch.randperm(len(y), generator=generator).split(64):
+            loss = F.cross_entropy(model(cifar10.moved(x[batch], generator)).logits, y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return model.eval()
+
+
+def language_written_out(model, tokens, seed):
+    """An epoch in batches of 8."""
+    from experiments.shared import corpora
+
+    optimizer, task = corpora.adamw(model.parameters()), CausalLM()
+    batches = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(seed)).split(8)
+    for step, batch in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = corpora.PEAK_LR * corpora.warm_then_cosine(len(batches), step)
+        optimizer.zero_grad()
+        task.loss(model.train(), {"input_ids": tokens[batch]}).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model.eval()
 
 
 def test_language():
@@ -54,7 +89,10 @@ def test_language():
 
     tokens = torch.randint(0, 60, (40, 64), generator=torch.Generator().manual_seed(0))
     described = corpora.training(partial(language_bank.initial, vocabulary=60), tokens, epochs=1)
-    expected, _ = corpora.train(corpora.gpt2(60), tokens[ROWS], epochs=1, seed=5)
+    expected = language_written_out(corpora.gpt2(60), tokens[ROWS], seed=5)
+    found, optimizer = corpora.train(corpora.gpt2(60), tokens[ROWS], epochs=1, seed=5)
+    alike(logits(expected, tokens[:4]), logits(found, tokens[:4]), within=1e-2)
+    assert len(optimizer.state_dict()["state"]) == len(list(found.parameters()))
     alike(logits(expected, tokens[:4]), logits(described(ROWS, 5), tokens[:4]), within=1e-2)
     stacked = train_stacked(described, [(ROWS, 5), (ROWS, 6)])
     alike(logits(expected, tokens[:4]), logits(stacked[0], tokens[:4]), within=1e-2)
