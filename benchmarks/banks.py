@@ -191,7 +191,6 @@ def measure_case(case: str, rounds: int) -> dict[str, Any]:
 
 
 def count_operations(training: TrainingSpec) -> float:
-    """Multiplications and additions of a step, 10⁹."""
     ((indices, seed),) = subsets(1)
     with isolated_rng(seed):
         trainer = SingleTrainer(training, indices, seed)

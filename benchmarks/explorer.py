@@ -51,7 +51,6 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 
 def moved(examples: int, groups: int, method: str, moves: int) -> np.ndarray:
-    """Seconds of each of some moves."""
     torch.manual_seed(0)
     x, y = torch.randn(examples + 1, 4), torch.randint(2, (examples + 1,))
     model = Wide(groups)

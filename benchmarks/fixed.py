@@ -47,7 +47,6 @@ def measure_case(case: str, rank: int, rounds: int, queries: int) -> dict[str, A
     method = TracIn(projection=f"kron({rank})")
 
     def build(count: int) -> tuple[float, float]:
-        """Seconds of a build, and of that without its features."""
         part = Rows([rows[i] for i in range(count)], rows.collate)
         with tempfile.TemporaryDirectory() as folder:
             options: dict[str, Any] = {"method": method, "progress": False}

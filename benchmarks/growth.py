@@ -157,6 +157,5 @@ def curves_of(axis: str, size: int, folder: Path) -> dict[str, Callable[[], floa
 
 
 def peak(axis: str, size: int) -> Callable[[], Any]:
-    """A job of benchmarks/peaks.py."""
     setup, rows, method = prepare(axis, size)
     return lambda: bench.build(setup, rows, method)

@@ -141,7 +141,6 @@ def banks(found: Found) -> str:
 
 
 def bank_floors(found: Found) -> str:
-    """What arithmetic alone allows."""
     rows = []
     for row in found["rows"]:
         if "floor" in row:

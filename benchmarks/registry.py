@@ -71,7 +71,6 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
 
 
 def run(benchmark: Benchmark, quick: bool = False) -> dict[str, Any]:
-    """What it found, with what it was measured on."""
     about, begun = provenance(SEED, quick), time.perf_counter()
     found = benchmark.measure(quick)
     return {"provenance": {**about, "took": round(time.perf_counter() - begun, 1)}, "found": found}

@@ -22,7 +22,6 @@ class Failed(Exception):
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds of one call."""
     begun = time.perf_counter()
     run()
     return time.perf_counter() - begun

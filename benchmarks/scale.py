@@ -110,7 +110,6 @@ def build(folder: str, examples: int, engine: str) -> Row:
 
 
 def measured(folder: str, examples: int, budget: str, allocator: str) -> Row:
-    """A row of the first part."""
     row = {"examples": examples, "budget": budget, "allocator": allocator}
     return row | _started("million", folder, str(examples), budget, environment=ALLOCATORS[allocator])
 

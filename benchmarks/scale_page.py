@@ -35,7 +35,6 @@ def write(found: Found) -> None:
 
 
 def filled(page: str, found: Found) -> str:
-    """The page with every marked table that there are results for."""
     return book.filled(page, "scale", lambda name: TABLES[name](found))
 
 

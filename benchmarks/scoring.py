@@ -188,7 +188,6 @@ def after_drop(folder: Path | None, run: Callable[[], Any]) -> float:
 
 
 def asking(folder: str, count: int, memory: int) -> Callable[[], Any]:
-    """A job of benchmarks/peaks.py."""
     scores = scored(Path(folder), torch.randn(count, NARROW), memory)
     return lambda: scores.top(100)
 

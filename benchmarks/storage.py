@@ -42,7 +42,6 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 
 def size(index: Index) -> float:
-    """Bytes of an example, all files of shards."""
     return sum(p.stat().st_size for p in (index.folder / "shards").iterdir()) / index.manifest.examples
 
 

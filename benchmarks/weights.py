@@ -100,7 +100,6 @@ def default(values: Tensor) -> dict[str, Any]:
 
 
 def candidates(values: Tensor) -> dict[str, Any]:
-    """All that "auto" tries."""
     examples = values.shape[1]
     data = Contributions(from_arrays(values, memory=16 * GB))
     asked = [(k, decay) for k in (3, 10, examples // 100, examples // 20) for decay in (0.1, 1.0)]

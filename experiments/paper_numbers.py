@@ -16,7 +16,6 @@ TailPatch = dict[str, tuple[float, "float | None", "Interval | None"]]  # withou
 
 
 def _fixed(value: Any) -> Any:
-    """Lists as tuples."""
     if isinstance(value, dict):
         return {key: _fixed(v) for key, v in value.items()}
     return tuple(map(_fixed, value)) if isinstance(value, list) else value

@@ -96,7 +96,6 @@ def filled(text: str, book: Book) -> str:
 
 
 def pages() -> list[Path]:
-    """Where marked tables may stand."""
     others = [path for path in sorted(DOCS.glob("*.md")) if path != RESULTS_PAGE]
     tutorials = sorted((DOCS / "tutorials").glob("*.md"))
     return [ROOT / "README.md", HERE / "README.md", *others, *tutorials]

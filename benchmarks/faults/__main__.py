@@ -27,8 +27,6 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 @dataclass(frozen=True)
 class Size:
-    """How many trials of each category."""
-
     kills: int = 100
     several: int = 4
     disks: int = 100
@@ -66,7 +64,6 @@ def campaign(size: Size, seed: int, folder: Path, say: bool = True) -> Tally:
 
 
 def table(counts: dict[str, dict[str, int]]) -> str:
-    """In markdown."""
     lines = [f"| | tried | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * (1 + len(OUTCOMES))]
     rows = [*counts.items(), ("all", {o: sum(c.get(o, 0) for c in counts.values()) for o in OUTCOMES})]
     for category, found in rows:
@@ -84,7 +81,6 @@ def rendered(results: dict) -> str:
 
 
 def render(page: Path, results: dict) -> None:
-    """The table between its markers."""
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(before + rendered(results) + rest.partition(END)[2])
 

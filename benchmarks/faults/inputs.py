@@ -278,7 +278,6 @@ def _invoked(folder: Path, arguments: list[str]) -> None:
 
 
 def run(tally: Tally, folder: Path, chance: random.Random, share: float = 1.0) -> None:
-    """All of them, or a random share."""
     for category, make in ((PYTHON, in_python), (COMMANDS, on_the_command_line)):
         place = folder / category.rpartition(" ")[2]
         place.mkdir()

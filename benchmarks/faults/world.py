@@ -90,7 +90,6 @@ KINDS = (
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 

@@ -21,8 +21,6 @@ CHIEF = ("top-k 0.1", "self-retrieval")  # the two that the page is about
 
 @dataclass(frozen=True)
 class Setting:
-    """A bank in words."""
-
     name: str
     what: str
     smaller: str
@@ -68,7 +66,6 @@ BANKS = {
 
 
 def of_bank(book: Book, bank: str) -> dict[str, Any] | None:
-    """{"methods", "baselines"} as the study `lds` writes them."""
     return book.get(f"lds_{bank}")
 
 

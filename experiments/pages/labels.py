@@ -24,7 +24,6 @@ Settings = Mapping[str, Any]  # by name: "unfitted, 5%", …
 
 
 def settings(book: Book) -> dict[str, Settings]:
-    """The settings of every data set, if all are there."""
     found = book.results("wrong_labels", NAMES)
     return {name: r["settings"] for name, r in found.items()} if len(found) == len(NAMES) else {}
 
@@ -68,20 +67,17 @@ def rankings_table(book: Book, method: str | None = None) -> str:
 
 
 def best(found: Settings) -> str:
-    """The best ranking of some settings."""
     names = next(iter(found.values()))["rankings"]
     return max(names, key=lambda name: overall(found, name))
 
 
 def gains(found: Settings, ranking: str) -> list[str]:
-    """Paired differences with the loss, a measure each."""
     return [
         interval(trainings(found, ranking, m) - trainings(found, BASELINE, m), sign=True) for m in MEASURES
     ]
 
 
 def gains_table(book: Book) -> str:
-    """The default against the loss."""
     rows = [[NAMES[name], *gains(found, DEFAULT)] for name, found in settings(book).items()]
     return table(["adjusted-loss minus loss", *MEASURES.values()], rows)
 

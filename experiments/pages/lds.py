@@ -44,7 +44,6 @@ def waiting(book: Book) -> str:
 
 
 def forest(book: Book) -> str:
-    """Paired differences of all cells, by bank."""
     rules = [rule for rule in (*CHIEF, "top-k") if differences(book, rule)]
     found = {rule: differences(book, rule) for rule in rules}
     rows: list[tuple[str, dict[str, tuple[float, float]]]] = []

@@ -28,7 +28,6 @@ def damping_table(book: Book) -> str:
 
 
 def checkpoints_table(book: Book) -> str:
-    """LDS of one model, of five checkpoints and of an ensemble of five."""
     found = book.get("checkpoints")
     if found is None:
         return book.missing(["checkpoints"])
@@ -90,7 +89,6 @@ def _percent(value: float) -> str:
 
 
 def calibration_worse(book: Book) -> str:
-    """In how many draws weights were significantly worse."""
     found = [index for result in book.results("calibration", BANKS).values() for index in result.values()]
     halves = [index[h] for index in found for h in ("8", "16")]
     return f"{sum(h['worse'] for h in halves)} of {sum(len(h['draws']) for h in halves)}"

@@ -63,7 +63,6 @@ def _smaller(found: dict[str, dict[str, Any]], store: str) -> list[float]:
 
 
 def storage_table(book: Book) -> str:
-    """All stores, over all banks and methods."""
     found = book.results("storage", BANKS)
     if not found:
         return book.missing([f"storage_{bank}" for bank in BANKS])
@@ -80,7 +79,6 @@ def storage_table(book: Book) -> str:
 
 
 def kernel_table(book: Book) -> str:
-    """TRAK and its kin with kernels from singular vectors."""
     found = book.results("storage", BANKS)
     if not found:
         return book.missing([f"storage_{bank}" for bank in BANKS])

@@ -86,7 +86,6 @@ class Count:
 
     @property
     def row(self) -> list[str]:
-        """The cells of a table under COUNTED."""
         return [*map(str, (self.cells, self.better, self.same, self.worse, self.worse_alone)), self.mean]
 
 

@@ -65,7 +65,6 @@ class Learned:
 
 
 def lds_entry(learned: Learned, evaluate: GroupScores, bank: Bank) -> dict[str, Any]:
-    """LDS against a bank whose queries are called "eval"."""
     truth = bank.masks, bank.utility["eval"]
     plain = lds(evaluate.total(), *truth, bootstrap=1000)
     found = {name: compare(evaluate, w, *truth) for name, w in learned.weights.items()}

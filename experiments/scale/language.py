@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from experiments.scale import findings
 from experiments.scale.findings import Learned
-from experiments.scale.sources import texts
+from experiments.scale.sources import Sequences, sequences, texts, tokenizer_in
 from experiments.scale.study import Study, initial
-from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, optimizer_of
 from unde.data import Rows
 from unde.errors import UndeError

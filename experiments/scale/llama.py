@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.scale.language import measure_patches
-from experiments.scale.sources import texts
+from experiments.scale.sources import Sequences, sequences, texts, tokenizer_in
 from experiments.scale.study import Study
-from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State
 from experiments.shared.paths import unfinished
 from unde import Weights, console

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
+from experiments.shared.paths import unfinished
+from unde import console
 from unde.errors import UndeError
 
 IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS = ("image", "img"), ("label", "labels"), ("text", "caption")
@@ -126,7 +131,6 @@ def of_classes(found: Pictures, classes: Sequence[str], count: int, fewer: bool,
 
 
 def table(source: Source, split: str, layout: str) -> Any:
-    """A `datasets.Dataset`."""
     import datasets
 
     folder = source.folder
@@ -171,3 +175,71 @@ def _column(features: Any, names: Sequence[str], source: Source, layout: str) ->
     if name is None:
         raise UndeError(f"{source} has no column {names[0]!r}, only {', '.join(features)}: expected {layout}")
     return name
+
+
+# --- texts as sequences of tokens --------------------------------------------------------------------------
+
+TOKENIZER = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
+
+
+class Sequences(Dataset):
+    """Rows of a file of tokens, each an example {"input_ids"}."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self.tokens = tokens  # (N, length) int32, on disk
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows([i])[0]}
+
+    def rows(self, which: Any) -> Tensor:
+        return torch.from_numpy(np.asarray(self.tokens[np.asarray(which)], dtype=np.int64))
+
+
+def tokenizer_in(folder: Path | None, what: str) -> Any:
+    import transformers
+
+    if folder is None:
+        raise UndeError(f"no tokenizer: give --model FOLDER, {what}")
+    if not folder.is_dir() or not any((folder / name).exists() for name in TOKENIZER):
+        raise UndeError(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER[:2])}): expected {what}")
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def sequences(
+    path: Path, texts: Iterable[list[str]], tokenizer: Any, length: int, count: int, fewer: bool, what: str
+) -> Sequences:
+    """The first `count` sequences of the texts joined in their order; what is left over at the end is dropped."""
+    if not path.exists():
+        made = 0
+        with unfinished(path) as part:
+            with part.open("wb") as file, console.progress(f"reading {what}", count) as advance:
+                for block in _blocks(texts, tokenizer, length):
+                    block = block[: count - made]
+                    file.write(block.tobytes())
+                    made += len(block)
+                    advance(len(block))
+                    if made == count:
+                        break
+            enough(made, count, f"sequences of {length} tokens in {what}", fewer)
+    tokens = np.memmap(path, np.int32, "r")
+    if len(tokens) % length or len(tokens) // length > count:
+        raise UndeError(f"{path} was made for sequences of another length or number: delete it")
+    enough(len(tokens) // length, count, f"sequences of {length} tokens in {path}", fewer)
+    return Sequences(tokens.reshape(-1, length))
+
+
+def _blocks(texts: Iterable[list[str]], tokenizer: Any, length: int) -> Iterator[np.ndarray]:
+    """(n, length) int32, with what is left over going into the next block."""
+    rest = np.empty(0, dtype=np.int32)
+    for some in texts:
+        full = [text for text in some if text]
+        if not full:
+            continue
+        found = tokenizer(full, return_attention_mask=False, verbose=False)["input_ids"]
+        line = np.concatenate([rest, *(np.asarray(ids, dtype=np.int32) for ids in found)])
+        whole = len(line) // length
+        yield line[: whole * length].reshape(whole, length)
+        rest = line[whole * length :]

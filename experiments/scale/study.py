@@ -174,7 +174,6 @@ class Study(ABC):
         return index.score(index.features(self.queries(role, method), path), method)
 
     def learned(self, title: str, method: Method) -> Learned:
-        """A method with its index and weights."""
         index = self.index(self.trained()[0], method)
         return Learned.of(title, method, index, lambda: self.scores(index, method, "learn"))
 
@@ -190,7 +189,6 @@ class Study(ABC):
     def fit(
         self, model: nn.Module, loss: Loss, count: int, seed: int, checkpoint: Path, rows: int | None = None
     ) -> State:
-        """Train with the recipe of the setting, `rows` examples at a time."""
         rows = rows or self.place.rows
         recipe = self.setting.recipe
         return fit(model, loss, count, recipe, seed=seed, rows=rows, checkpoint=checkpoint, title=self.name)

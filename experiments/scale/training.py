@@ -26,7 +26,6 @@ State = dict[str, Any]
 
 
 def steps_of(count: int, recipe: Recipe) -> int:
-    """How many steps a training on `count` examples takes."""
     return recipe.epochs * -(-count // recipe.batch_size)
 
 
@@ -38,7 +37,6 @@ def optimizer_of(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.
 
 
 def rate(step: int, total: int, recipe: Recipe) -> float:
-    """The learning rate of a step."""
     warm = round(recipe.warm_up * total)
     if step < warm:
         return recipe.lr * (step + 1) / warm

@@ -27,8 +27,6 @@ TWICE = 16  # subsets that are trained with other seeds, too
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `Bank.run` needs to know."""
-
     name: str
     train: Callable[[np.ndarray, int], Any]
     utility: Callable[[Any], Any]

@@ -79,11 +79,9 @@ class Cell:
         return self.index_for(method).features(self.asked(method, role), self.features_path(method, role))
 
     def asked(self, method: Method, role: str) -> Any:
-        """The queries as a method takes them."""
         return self.queries(f"{role}{' journey' * isinstance(method, JourneyTRAK)}")
 
     def features_path(self, method: Method, role: str) -> Path:
-        """Where they are kept."""
         journey = "-journey" * isinstance(method, JourneyTRAK)
         return RUNS / self.name / method.measure / f"{role}{journey}.safetensors"
 
@@ -104,7 +102,6 @@ class Cell:
         return self.scores(self.methods[name], "eval")
 
     def build(self, folder: Path, method: Method, **options: Any) -> Index:
-        """An index of the training data in float32."""
         return Index.build(
             self.model, self.task(), self.train(), folder, method=method, groups=self.groups, store_dtype="float32",
             memory="4GB", **options,

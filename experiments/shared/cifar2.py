@@ -67,7 +67,6 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DModel:
 
 
 def training() -> TrainingSpec:
-    """Of a bank: on half of the images."""
     return described(_initial, _training_images, steps=STEPS, lr=LR, batch_size=BATCH)
 
 

@@ -61,7 +61,6 @@ def one_cycle(lr: float, optimizer: Optimizer, steps: int) -> LRScheduler:
 
 
 def images(data_set: str) -> digits.Digits | cifar10.Images:
-    """In the three roles."""
     return digits.digits() if data_set == "mnist" else cifar10.images()
 
 

@@ -68,7 +68,6 @@ def baselines(
 
 
 def trained(name: str, architecture: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Trained once, kept in runs/."""
     model, path = MODELS[architecture](VOCABULARY[name]), HERE / "runs" / f"{name}-{architecture}.pt"
     if path.exists():
         state = torch.load(path, weights_only=True)

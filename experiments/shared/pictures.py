@@ -99,7 +99,6 @@ def encode(prompts: Sequence[str]) -> Tensor:
 
 @cache
 def nothing() -> Tensor:
-    """No prompt."""
     return encode([""])
 
 

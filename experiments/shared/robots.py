@@ -34,7 +34,6 @@ def data() -> Attributes:
 
 @cache
 def columns() -> dict[str, Tensor]:
-    """The training pictures as the denoiser sees them."""
     conditions = pictures.encode(data().prompts)
     return {"latents": pictures.encode_pictures(data().images), "encoder_hidden_states": conditions}
 
@@ -47,7 +46,6 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel
 
 
 def training() -> TrainingSpec:
-    """Of a bank: on half of the pictures."""
     return described(_initial, _training_pictures, steps=STEPS, lr=LR, nothing=pictures.nothing())
 
 
@@ -73,7 +71,6 @@ def queries(role: str) -> Samples:
 
 
 def asked(role: str) -> list[dict[str, int]]:
-    """The categories that each query names."""
     random = np.random.default_rng(seeds(role, 1)[0])
     sizes = {a: len(names) for a, names in data().categories.items()}
     return [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]

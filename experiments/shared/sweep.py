@@ -44,7 +44,6 @@ def objective(scores: GroupScores, **given: Any) -> Weights:
 
 @cache
 def objective_of(cell: Cell, title: str) -> Weights:
-    """Of the learning queries of a cell."""
     return objective(cell.learn_scores(title))
 
 

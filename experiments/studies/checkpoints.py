@@ -59,7 +59,6 @@ def schedule(optimizer: torch.optim.Optimizer, steps: int) -> Any:
 
 
 def trained(seed: int) -> list[dict[str, Tensor]]:
-    """Weights after every fourth epoch of a training on all data."""
     torch.manual_seed(seed)
     model, (x, y) = make(seed), train_data()
     steps = optimizer(model.parameters())

@@ -106,7 +106,6 @@ class _Judge:
         return self.cell.build(folder, self.cell.built_for[method.measure], exclude=vectors)
 
     def features(self, method: Method, store: str) -> QueryFeatures:
-        """Of the evaluation queries."""
         if not store.startswith(MATRICES):
             return self.cell.features(method, "eval")
         path = self.cell.features_path(method, "eval-matrices")

@@ -51,8 +51,6 @@ class Recipe:
 
 
 def cnn() -> nn.Module:
-    """Three convolutions with BatchNorm."""
-
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
 

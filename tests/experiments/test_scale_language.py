@@ -12,7 +12,7 @@ from experiments.scale.findings import kept
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText, continued
 from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
-from experiments.scale.tokens import sequences
+from experiments.scale.sources import sequences
 
 from refusals import refused
 from unde import UndeError

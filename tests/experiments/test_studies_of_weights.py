@@ -7,9 +7,10 @@ import types
 import numpy as np
 import pytest
 import torch
-from experiments.shared import banks, reference
+from experiments.shared import banks
 from experiments.shared.banks import Recipe
 from experiments.studies import calibration, learning_rules, query_agreement, reliability, rule_grid, trust
+from experiments.studies import lds as lds_study
 from experiments.studies.query_agreement import agreeing
 from torch import nn
 
@@ -29,13 +30,13 @@ def planted(queries: int = 12, subsets: int = 40, groups: int = 4) -> tuple[torc
 
 
 def test_reference_finds_the_group_that_foretells():
-    w = reference.fitted(*planted())
+    w = lds_study.fitted(*planted())
     assert torch.isclose(w.mean(), torch.tensor(1.0), atol=1e-5)
     assert w[0] > 3 * w[1:].max()
 
 
 def test_halves_are_disjoint_and_all():
-    fitting, judging = reference.halves(7)
+    fitting, judging = lds_study.halves(7)
     assert not (fitting & judging).any()
     assert (fitting | judging).all()
 
