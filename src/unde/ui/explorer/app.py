@@ -24,12 +24,11 @@ from starlette.routing import Route
 from unde import console
 from unde.errors import UndeError
 from unde.markup import Html, el, join, text
-from unde.ui.explorer.baselines import Missing
-from unde.ui.explorer.catalogue import FORMATS, Catalogue, Unread
-from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.catalogue import FORMATS, Catalogue
+from unde.ui.explorer.jobs import BackgroundJob, Unanswered
 from unde.ui.explorer.query_builder import Inquiry
 from unde.ui.explorer.security import EVERYWHERE, LOOPBACK, PICTURES, Guard, Refused
-from unde.ui.explorer.session import ExpiredAnswer, Session
+from unde.ui.explorer.session import Session
 from unde.ui.report.items import DIFFERS
 from unde.ui.report.page import CSS
 from unde.ui.report.queries import RIGHT, WRONG
@@ -47,7 +46,7 @@ def application(session: Session, token: str, host: str = "127.0.0.1") -> Starle
     return Starlette(
         routes=_Addresses(session).routes(),
         middleware=[Middleware(Guard, token=token, host=host)],
-        exception_handlers={UndeError: _bad, HTTPException: _http, Exception: _broken},
+        exception_handlers=dict.fromkeys((UndeError, HTTPException, Exception), _failed),
     )
 
 
@@ -230,24 +229,16 @@ async def _read_json(request: Request) -> dict[str, Any]:
     return body
 
 
-async def _bad(request: Request, error: Exception) -> Response:
-    if isinstance(error, Unread):
-        return Json({"error": f"the {error} are not read yet", "read": str(error)}, 409)
-    if isinstance(error, Missing):
-        return Json({"error": f"{error} is not computed yet", "baseline": str(error)}, 409)
-    if isinstance(error, ExpiredAnswer):
-        return Json({"error": str(error), "gone": True}, 410)
-    return Json({"error": str(error)}, 400)
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return Json({"error": getattr(error, "detail", "") or "not found"}, status)
-
-
-async def _broken(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
+    """What went wrong, in one line."""
     if isinstance(error, (Refused, ClientDisconnect)):
         raise error
+    if isinstance(error, Unanswered):
+        return Json({"error": str(error), **error.remedy}, error.status)
+    if isinstance(error, UndeError):
+        return Json({"error": str(error)}, 400)
+    if isinstance(error, HTTPException):
+        return Json({"error": error.detail or "not found"}, error.status_code)
     console.note(f"{request.url.path}: {type(error).__name__}: {error}")
     return Json({"error": f"{type(error).__name__}: {error}"}, 500)
 

@@ -18,17 +18,13 @@ from unde.evaluate.hidden_states import HiddenStates
 from unde.setup import Setup
 from unde.tasks import Diffusion
 from unde.ui.explorer.catalogue import Catalogue
-from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.jobs import BackgroundJob, Unanswered
 from unde.ui.explorer.query_builder import ExplorerQuery
 from unde.ui.explorer.ranking import Answer, scored
 
 TOP = 10  # examples that are compared with those of the method
 SHARE = 4  # hidden states are held if they take at most this fraction of the budget, 1 in 4
 _STEP = 500  # texts between two reports of progress
-
-
-class Missing(UndeError):
-    """A baseline that is not computed yet; its name is the message."""
 
 
 class Baselines:
@@ -61,8 +57,7 @@ class Baselines:
     ) -> Tensor:
         """(N,) scores for the mean of some queries, less the mean of others."""
         score = self._score_words if name == BM25 else self._score_states
-        queries = [*plus, *minus]
-        each = score(queries, job)  # (Q, N)
+        each = score([*plus, *minus], job)  # (Q, N)
         total = each[: len(plus)].mean(0)
         return total - each[len(plus) :].mean(0) if minus else total
 
@@ -75,7 +70,7 @@ class Baselines:
         rows, held = [], answer.cache
         for name in map(self.check, names):
             if name not in answer.baselines:
-                raise Missing(name)
+                raise Unanswered(f"{name} is not computed yet", 409, baseline=name)
             best = held.best(answer.baselines[name], max(count, TOP), among, True)
             first = {at for at, _ in best[:TOP]}
             shared = {
@@ -95,16 +90,13 @@ class Baselines:
                     job.tell("reading texts", at, count)
                 texts.append(self.setup.text(self.train.rows[at]) or "")
             self._words = WordIndex(texts)
-        wanted = []
-        for asked in queries:
-            parts = [self.setup.text(asked.rows[i]) or "" for i in range(len(asked.rows))]
-            wanted.append(" ".join(parts))
-        return self._words.score(wanted)
+        texts = ([self.setup.text(q.rows[i]) or "" for i in range(len(q.rows))] for q in queries)
+        return self._words.score([" ".join(parts) for parts in texts])
 
     def _score_states(self, queries: Sequence[ExplorerQuery], job: BackgroundJob) -> Tensor:
-        reader = self._reader = self._reader or HiddenStates(
-            self.setup.model, self.setup.task, self.train.rows
-        )
+        if self._reader is None:
+            self._reader = HiddenStates(self.setup.model, self.setup.task, self.train.rows)
+        reader = self._reader
         if reader.problem:
             raise UndeError(f"no {HIDDEN_STATES}: {reader.problem}")
         wanted = [

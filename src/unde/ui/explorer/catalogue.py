@@ -17,7 +17,7 @@ from unde.markup import join
 from unde.scoring.table import Table
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
-from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.jobs import BackgroundJob, Unanswered
 from unde.ui.report.example_view import (
     as_item,
     class_name,
@@ -32,10 +32,6 @@ SAMPLED = 8  # examples that tell how all are laid out
 HELD = 4096  # rendered examples
 TOLD = 500  # examples between two words about how far it is
 _SHOWING = threading.RLock()  # what shows an example may run a model, the same one for all catalogues
-
-
-class Unread(UndeError):
-    """A filter that needs all examples to be read first."""
 
 
 class Catalogue:
@@ -167,7 +163,7 @@ class Catalogue:
         if kind not in ("label", "text"):
             raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
         if f"{kind}s" not in self._known:
-            raise Unread(f"{kind}s")
+            raise Unanswered(f"the {kind}s are not read yet", 409, read=f"{kind}s")
         known = self._known[f"{kind}s"]
         return (
             [value == label for label in known] if kind == "label" else [value.casefold() in t for t in known]

@@ -16,6 +16,14 @@ MOST = 32  # jobs that wait
 KEPT = 64  # finished ones whose results are held until they are fetched
 
 
+class Unanswered(UndeError):
+    """What the page asks for is not at hand: `status` of the answer, and what the page can do about it."""
+
+    def __init__(self, why: str, status: int, **remedy: Any) -> None:
+        super().__init__(why)
+        self.status, self.remedy = status, remedy
+
+
 class Cancelled(Exception):
     """Nobody waits for this job any more."""
 
@@ -118,10 +126,8 @@ class Jobs:
                 job.end("cancelled")
             except UndeError as e:
                 job.end("failed", error=str(e))
-            except (
-                Exception,
-                SystemExit,
-            ) as e:  # whatever a model does: the next question is answered all the same
+            # Whatever a model does: the next question is answered all the same.
+            except (Exception, SystemExit) as e:
                 console.line(traceback.format_exc())
                 job.end("failed", error=f"{type(e).__name__}: {e} (the terminal has the whole of it)")
             finally:

@@ -166,6 +166,7 @@ def move_sliders(sliders: Sliders, base: Tensor, values: Any) -> Tensor:
 
 
 MOST = 200  # queries, evenly spaced: each takes a pass of the model, once
+POOLED = {"eval": "held-out", "learn": "learning", "train": "training"}
 AT_ONCE = 8  # between two words about how far it is
 
 
@@ -185,51 +186,40 @@ class Pool:
 
     def build(self, method: Method, job: BackgroundJob) -> tuple[Catalogue, QueryFeatures, str]:
         """What is ranked, its features, and what it is in words."""
-        builder, own = self.builder, self.builder.recent(method)
-        rows: list[Any] = []
-        names: list[str] = []
-        questions: list[dict[str, Any]] = []
-        total = sum(map(len, builder.roles.values()))
-        held_out = [(role, i) for role, some in builder.roles.items() for i in range(len(some))]
-        chosen = [held_out[i] for i in evenly(len(held_out), MOST)] if held_out else []
-        for role, i in chosen:
-            some = builder.roles[role]
-            rows.append(some.rows[i])
-            names.append(f"{'held-out' if role == 'eval' else 'learning'} {some.item(i).name}")
-            questions.append({"kind": role, "at": i})
-        note = f"Looked at {len(chosen)} of {total:,} queries of the setup" if chosen else ""
-        if not rows and not own:
-            some = evenly(len(builder.train), MOST)
-            rows = [builder.train.rows[i] for i in some]
-            names = [f"training {builder.train.item(i).name}" for i in some]
-            questions = [{"kind": "train", "at": i} for i in some]
-            note = f"There are no queries yet: looked at {len(rows)} of the training examples instead"
+        builder, recent = self.builder, self.builder.recent(method)
+        stored = [(role, i) for role, some in builder.roles.items() for i in range(len(some))]
+        chosen = [stored[i] for i in evenly(len(stored), MOST)] if stored else []
+        notes = [f"looked at {len(chosen)} of {len(stored):,} queries of the setup"] if chosen else []
+        if not chosen and not recent:
+            chosen = [("train", i) for i in evenly(len(builder.train), MOST)]
+            notes = [f"there are no queries yet: looked at {len(chosen)} of the training examples instead"]
+        catalogues = {**builder.roles, "train": builder.train}
+        rows = [catalogues[kind].rows[i] for kind, i in chosen]
+        names = [f"{POOLED[kind]} {catalogues[kind].item(i).name}" for kind, i in chosen]
+        questions: list[dict[str, Any]] = [{"kind": kind, "at": i} for kind, i in chosen]
         if rows:
             method.check_query(rows[0])
         parts = [self._of(rows, list(names), job)] if rows else []
-        for asked in own:
-            assert asked.features is not None
-            rows.append(asked.rows[0])
-            names.append(f"{asked.header.name} {len(names) + 1}")
-            questions.append(asked.header.question or {})
-            parts.append(replace(asked.features, digests=[""]))
-        if own:
-            session = f"the {len(own)} asked in this session"
-            note = f"{note}, and {session}" if note else f"Looked at {session}"
-        return (
-            Catalogue(Rows(rows, builder.collate), builder.setup, names, questions),
-            concatenate(parts),
-            note + ".",
-        )
+        for query in recent:
+            assert query.features is not None
+            rows.append(query.rows[0])
+            names.append(f"{query.header.name} {len(names) + 1}")
+            questions.append(query.header.question or {})
+            parts.append(replace(query.features, digests=[""]))
+        if recent:
+            session = f"the {len(recent)} asked in this session"
+            notes.append(f"and {session}" if notes else f"looked at {session}")
+        note = f"{', '.join(notes)}."
+        catalogue = Catalogue(Rows(rows, builder.collate), builder.setup, names, questions)
+        return catalogue, concatenate(parts), note[0].upper() + note[1:]
 
     def _of(self, rows: list[Any], names: list[str], job: BackgroundJob) -> QueryFeatures:
         if self._kept is None or self._kept[0] != names:
             parts = []
             for start in range(0, len(rows), AT_ONCE):
                 job.tell("computing features of the queries, once", start, len(rows))
-                parts.append(
-                    self.builder.index.features(Rows(rows[start : start + AT_ONCE], self.builder.collate))
-                )
+                some = Rows(rows[start : start + AT_ONCE], self.builder.collate)
+                parts.append(self.builder.index.features(some))
             self._kept = names, concatenate(parts)
         return self._kept[1]
 

@@ -26,7 +26,7 @@ from unde.store.manifest import Manifest
 from unde.tasks import Diffusion
 from unde.ui.explorer.baselines import Baselines
 from unde.ui.explorer.catalogue import KINDS, Catalogue, Marks
-from unde.ui.explorer.jobs import BackgroundJob, Jobs
+from unde.ui.explorer.jobs import BackgroundJob, Jobs, Unanswered
 from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, read_method, subtract_means
 from unde.ui.explorer.ranking import Answer, Pool, ScoreCache, Sliders, move_sliders, scored, select_example
 from unde.ui.report.items import shaded_passage
@@ -39,10 +39,6 @@ COUNT = 50  # examples on a side, at most
 SHADED = 24  # passages that one job shades
 FEWEST, MOST = 2, 64  # answers that are held: however large they are, and however small
 SHADES = 2000  # shaded passages of one answer: every place of a slider gives others
-
-
-class ExpiredAnswer(UndeError):
-    """An answer that is not held any more."""
 
 
 class Session:
@@ -265,7 +261,7 @@ class Session:
     def answer(self, key: Any) -> Answer:
         answer = self._recall(key) if isinstance(key, str) else None
         if answer is None:
-            raise ExpiredAnswer("this answer is not held any more: ask again")
+            raise Unanswered("this answer is not held any more: ask again", 410, gone=True)
         return answer
 
     # --- ranking ----------------------------------------------------------------------------------------
