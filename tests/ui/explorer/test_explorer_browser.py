@@ -190,7 +190,7 @@ def test_a_picture_and_a_file_that_is_none(browser, pictures, tmp_path):
 
 def test_filters(browser, pictures):
     session = pictures.session
-    session.train._labels = [str(int(y)) for y in session.setup.train_data[1]]
+    session.train._known["labels"] = [str(int(y)) for y in session.setup.train_data[1]]
     [total] = session.index.score([session.roles["eval"].rows[0]]).total()
     labels = session.setup.train_data[1]
     with tabs(browser) as (tab,):

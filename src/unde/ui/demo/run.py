@@ -45,6 +45,7 @@ from unde.ui.demo.run import project
 def make():
     return project(Path(__file__).parent, seed={seed})
 """
+WEIGHED = "Weights above 1 mark layers whose gradients say more about what mattered."
 SUSPECTS = 40  # digits whose labels are doubted
 
 
@@ -84,24 +85,20 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         weights.save(out / "weights.json")
     with clock.step("Measure trust", "on training digits that no weight was learned from"):
         trust = index.trust(weights, seed=seed)
-    ways: Ways = {"unweighted": None} if uniform(weights) else {"unweighted": None, "weighted": weights}
+    learned = {} if uniform(weights) else {"weighted": weights}
+    ways: Ways = {"unweighted": None, **learned}
     with clock.step("Attribute 500 held-out digits"):
-        queries = Rows(data.evaluate)
-        scores = index.score(data.evaluate)
+        queries, scores = Rows(data.evaluate), index.score(data.evaluate)
         panels = query_panels(setup, queries, scores, ways, which=_interesting(setup, queries))
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
         labels = LabelReview(index, setup, ways, count=SUSPECTS, details=False).panel()
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
-        + (" with weights learned without labels" if len(ways) > 1 else ", unweighted: see Trust for why"),
+        + (" with weights learned without labels" if learned else ", unweighted: see Trust for why"),
         cards=_cards(labels, right, clock),
         queries=panels,
-        weights=None
-        if uniform(weights)
-        else weights_panel(
-            weights, "Weights above 1 mark layers whose gradients say more about what mattered."
-        ),
+        weights=[weights_panel(w, WEIGHED) for w in learned.values()],
         trust=TrustPanel({"weighted": trust}, {"weighted": weights}),
         mislabelled=labels,
         tables=[_agreement(scores, ways, data)],
@@ -167,7 +164,10 @@ def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> ResultTable:
 
 def _cards(labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
     first, last = labels.curves[0], labels.curves[-1]
-    seconds = sum(step.seconds for step in clock.steps)
+    seconds, threads = (
+        sum(s.seconds for s in clock.steps),
+        console.counted(torch.get_num_threads(), "CPU thread"),
+    )
     return [
         Card("Held-out accuracy", f"{right:.1%}", "with one training label in ten wrong"),
         Card(
@@ -176,11 +176,7 @@ def _cards(labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
             f"among the {SUSPECTS} most suspicious digits",
         ),
         Card("AUC of finding them", f"{last.auc:.3f}", f"by {last.name}; {first.auc:.3f} by {first.name}"),
-        Card(
-            "All of this took",
-            f"{seconds:.0f} s",
-            f"on {console.counted(torch.get_num_threads(), 'CPU thread')}",
-        ),
+        Card("All of this took", f"{seconds:.0f} s", f"on {threads}"),
     ]
 
 

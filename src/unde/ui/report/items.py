@@ -118,7 +118,7 @@ def label_text(label: object) -> str:
 def kind_of(items: Iterable[Item]) -> str:
     """The layout of a list of examples: text if any has text, else image if any has one, else id."""
     kinds = {item.kind for item in items}
-    return "text" if "text" in kinds else "image" if "image" in kinds else "id"
+    return next((kind for kind in ("text", "image") if kind in kinds), "id")
 
 
 def picture(item: Item, role: str, max_side: int = MAX_SIDE) -> Html:
@@ -208,13 +208,6 @@ def label_of(item: Item) -> Html | None:
     )
 
 
-def prompt_of(item: Item) -> Html | None:
-    """The prompt of an example, for the little room beneath its picture; whole in the tooltip."""
-    if item.prompt is None:
-        return None
-    return el("span.caption", item.prompt, title=item.prompt, dir="auto")
-
-
 DIFFERS = mark("differs", "≠", "other label", "its label is not the one asked about")
 MISLABELLED = mark("mislabelled", "!", "mislabelled", "its label is known to be wrong")
 
@@ -248,11 +241,12 @@ def example(
     its label."""
     item = scored.item
     signs = el("span.marks", marks) if marks else None
-    label, value = None if facts else [label_of(item), prompt_of(item)], score_of(scored, largest)
+    prompt = None if item.prompt is None else el("span.caption", item.prompt, title=item.prompt, dir="auto")
+    label, value = None if facts else [label_of(item), prompt], score_of(scored, largest)
     if kind == "image":
         name = el("span.id", item.name) if facts else None
         return el(
-            f"li.example thumb.{state}",
+            f"li.example.thumb.{state}",
             el("span.frame", picture(item, "training example"), signs),
             el("div.about" if facts else "span.about", name, label, value, facts),
         )

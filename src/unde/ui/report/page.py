@@ -310,11 +310,15 @@ def meaning(method: Method, task: Task | None = None) -> Meaning:
     'training on it lowers the model’s loss on the label asked about'
     """
     if isinstance(method, DAS):
-        made = _das(method)
+        made = _DAS_SIGNED if method.weigh == "signed" else _DAS_SQUARED
     elif method.measure == "loss":
         made = _loss(method, task)
     else:
-        made = _MEASURES.get(method.measure, _other(method))
+        made = _MEASURES.get(method.measure) or Meaning(
+            f"what changes the task’s measure “{method.measure}” on this example changes it the same way on the query",
+            "it changes the other way",
+            "Whether training raises or lowers that measure is for the task to say.",
+        )
     if isinstance(method, TracIn) and method.cosine:
         made = replace(made, note=f"{COSINE} {made.note}".strip())
     return replace(made, images=isinstance(task, Diffusion))
@@ -335,29 +339,16 @@ def _loss(method: Method, task: Task | None) -> Meaning:
     return Meaning(f"training on it lowers the model’s {kind} {where}{so}", "training on it raises that loss")
 
 
-def _das(method: DAS) -> Meaning:
-    if method.weigh == "signed":
-        return Meaning(
-            "leaving it out would move the noise that the model predicts for the image one way",
-            "leaving it out would move that noise the other way",
-            "It is the mean of the predicted noise that moves: which way is better for the image is not said.",
-        )
-    return Meaning(
-        "leaving it out would change the noise that the model predicts for the image most, whichever way",
-        None,
-        "Scores are squares: there are no opponents, and a low score says that the example hardly mattered.",
-    )
-
-
-def _other(method: Method) -> Meaning:
-    of = f"the task’s measure “{method.measure}”"
-    return Meaning(
-        f"what changes {of} on this example changes it the same way on the query",
-        "it changes the other way",
-        "Whether training raises or lowers that measure is for the task to say.",
-    )
-
-
+_DAS_SIGNED = Meaning(
+    "leaving it out would move the noise that the model predicts for the image one way",
+    "leaving it out would move that noise the other way",
+    "It is the mean of the predicted noise that moves: which way is better for the image is not said.",
+)
+_DAS_SQUARED = Meaning(
+    "leaving it out would change the noise that the model predicts for the image most, whichever way",
+    None,
+    "Scores are squares: there are no opponents, and a low score says that the example hardly mattered.",
+)
 COSINE = "Scores are cosines, from −1 to 1: how alike two gradients are, and not how strong."
 _SURER = Meaning(
     "training on it makes the model surer of the label asked about",
