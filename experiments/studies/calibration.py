@@ -19,8 +19,7 @@ from experiments.shared.sweep import EVERY_BANK
 from unde import Index
 from unde.evaluate import calibration as statistics
 from unde.evaluate.calibration import spearman
-from unde.index.predictions import Predictor
-from unde.index.settings import list_settings
+from unde.index.settings import Predictor, list_settings
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, Method
 
 PAPER = ""

@@ -28,8 +28,7 @@ def fingerprints(model: nn.Module, checkpoints: Sequence[Checkpoint] | None) -> 
             "checkpoints=[] names no checkpoint: expected at least one, or None for the model as is"
         )
     prints = [model_fingerprint(read_checkpoint(c)) for c in checkpoints]
-    twins = [(prints.index(f), c) for c, f in enumerate(prints) if prints.index(f) < c]
-    if twins:
+    if twins := [(prints.index(f), c) for c, f in enumerate(prints) if prints.index(f) < c]:
         console.note(
             f"checkpoints {twins[0][0]} and {twins[0][1]} hold the same weights. A state_dict() follows the "
             "model as it trains: copy.deepcopy it when you take it"

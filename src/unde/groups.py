@@ -24,8 +24,7 @@ def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
     patterns = _compile(exclude)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     if not names:
-        adapters = [n for n, _ in model.named_parameters() if "lora_" in n]
-        if adapters:
+        if adapters := [n for n, _ in model.named_parameters() if "lora_" in n]:
             raise UndeError(
                 f"the model has no trainable parameter: its {len(adapters)} adapter parameters ({_some(adapters, 1)}) "
                 "are frozen for inference. Load them with PeftModel.from_pretrained(..., is_trainable=True), make them "
@@ -86,10 +85,9 @@ class Groups:
         """The group number of each parameter, after checking that the partition covers exactly these."""
         where = {p: j for j, params in enumerate(self.members.values()) for p in params}
         missing = [p for p in parameters if p not in where]
-        foreign = sorted(set(where) - set(parameters))
-        if missing or foreign:
-            faults = (("leave out", missing), ("name unknown", foreign))
-            parts = [f"{fault} {_some(names)}" for fault, names in faults if names]
+        faults = {"leave out": missing, "name unknown": sorted(set(where) - set(parameters))}
+        parts = [f"{fault} {_some(names)}" for fault, names in faults.items() if names]
+        if parts:
             raise UndeError(
                 f"the groups do not fit the {len(parameters)} attributed parameters: they {' and '.join(parts)}. "
                 "Every trainable parameter needs a group, or name it in exclude=[regex]"

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -24,16 +24,12 @@ from unde.gradients import Coverage, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.builder import (
-    choose_shard_size,
-    choose_store_dtype,
-    draft_manifest,
-    resolve_labels,
-)
+from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest, resolve_labels
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import shard_bytes
+from unde.kernels.base import BoundKernel
 from unde.methods import Fisher, Method
 from unde.parallel.model_transport import ModelInputs
 from unde.projection import Spec, feature_size
@@ -43,6 +39,7 @@ from unde.tasks.base import Task, kind_of
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
 _UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
+_LOOP = "one backward pass for each example"
 _SHARD_COPIES = 2  # of a shard in memory: computed, and packed
 
 
@@ -123,33 +120,26 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and names, sums included."""
-        totals = {
-            "parameters": self.parameters,
-            "features": self.features,
-            "bytes_on_disk": self.bytes_on_disk,
-            "memory": self.memory,
-            "minutes": self.minutes,
+        names = ("parameters", "features", "bytes_on_disk", "memory", "minutes")
+        return asdict(self) | {
+            "totals": {name: getattr(self, name) for name in names},
+            "notes": list(self.notes),
         }
-        return asdict(self) | {"totals": totals, "notes": list(self.notes)}
 
     def __str__(self) -> str:
         disk = [(name, size(n)) for name, n in self.disk.items()]
-        lines = [
-            self._title(),
-            "",
-            *align([("groups", "parameters", "features"), *self._group_rows()]),
-            "",
-            *align([("on disk", "bytes"), *disk, ("all", size(self.bytes_on_disk))]),
-            "",
-            *align([("build", ""), *self._build_rows()]),
-        ]
-        return "\n".join([*lines, *("\nnote: " + note for note in self.notes)])
-
-    def _title(self) -> str:
         checkpoints = f", {self.checkpoints} checkpoints" if self.checkpoints > 1 else ""
-        return (
+        title = (
             f"{self.model} in {self.dtype}: {self.examples:,} examples{checkpoints}; "
             f"{self.method['name']}, {self.method['projection']}, stored in {self.store_dtype}"
+        )
+        tables = (
+            [("groups", "parameters", "features"), *self._group_rows()],
+            [("on disk", "bytes"), *disk, ("all", size(self.bytes_on_disk))],
+            [("build", ""), *self._build_rows()],
+        )
+        return "\n\n".join([title, *("\n".join(align(t)) for t in tables)]) + "".join(
+            f"\n\nnote: {note}" for note in self.notes
         )
 
     def _group_rows(self) -> list[tuple[str, ...]]:
@@ -263,27 +253,6 @@ def plan(
     return replace(job.plan(batch_size), workers=workers)
 
 
-def _group_size(units: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> GroupSize:
-    chosen = [units[name] for name in members]
-    return GroupSize(sum(math.prod(u["shape"]) for u in chosen), sum(u["size"] for u in chosen))
-
-
-def _notes(bound: Any, memory: int, timing: Timing | None) -> tuple[str, ...]:
-    notes = []
-    try:
-        bound.check(memory)
-    except UndeError as e:
-        notes.append(f"the kernel would stop with an error: {e}")
-    if timing is None:
-        notes.append("minutes and peak memory are measured where the model has weights and there is data")
-    elif _LOOP in timing.routes:
-        notes.append("parameters that need one backward pass for each example make the pass slow")
-    return tuple(notes)
-
-
-_LOOP = "one backward pass for each example"
-
-
 @dataclass(frozen=True)
 class _Job:
     """A build that is planned."""
@@ -323,12 +292,27 @@ class _Job:
             store_dtype=index.store_dtype,
             shards=index.terms * len(index.shards),
             workers=1,
-            groups={name: _group_size(units, members) for name, members in index.groups.items()},
+            groups={
+                name: GroupSize(
+                    sum(math.prod(units[n]["shape"]) for n in members), sum(units[n]["size"] for n in members)
+                )
+                for name, members in index.groups.items()
+            },
             disk=disk | kernel_files(index, bound),
             kernel_memory=bound.needs().memory,
             timing=timing,
-            notes=_notes(bound, self.memory, timing),
+            notes=tuple(self._notes(bound, timing)),
         )
+
+    def _notes(self, bound: BoundKernel, timing: Timing | None) -> Iterator[str]:
+        try:
+            bound.check(self.memory)
+        except UndeError as e:
+            yield f"the kernel would stop with an error: {e}"
+        if timing is None:
+            yield "minutes and peak memory are measured where the model has weights and there is data"
+        elif _LOOP in timing.routes:
+            yield "parameters that need one backward pass for each example make the pass slow"
 
     def _labels(self, probe: Method) -> Method:
         """The measurement of other labels, with as many as the task has; one where no model can tell."""

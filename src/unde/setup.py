@@ -81,12 +81,10 @@ class Setup:
     checkpoint_weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if self.checkpoint_weights is not None and len(self.checkpoints or ()) != len(
-            self.checkpoint_weights
-        ):
+        count, weights = len(self.checkpoints or ()), self.checkpoint_weights
+        if weights is not None and len(weights) != count:
             raise UndeError(
-                f"{len(self.checkpoint_weights)} checkpoint_weights for {len(self.checkpoints or ())} checkpoints: "
-                "expected one for each"
+                f"{len(weights)} checkpoint_weights for {count} checkpoints: expected one for each"
             )
         if self.classes is not None:
             self.classes = _class_names(self.classes)
@@ -116,25 +114,24 @@ def _class_names(classes: Any) -> list[str]:
     """Names in the order of the model's outputs."""
     if isinstance(classes, Mapping):
         by_number = {int(n): name for n, name in classes.items()}
-        numbers = sorted(by_number)
-        if numbers != list(range(len(classes))):
+        if sorted(by_number) != list(range(len(classes))):
             raise UndeError(
-                f"Setup(classes=) numbers its classes {numbers[:5]}…: expected 0 to {len(classes) - 1}, the order of "
-                "the model's outputs"
+                f"Setup(classes=) numbers its classes {sorted(by_number)[:5]}…: expected 0 to {len(classes) - 1}, the "
+                "order of the model's outputs"
             )
-        classes = [by_number[n] for n in numbers]
+        classes = [by_number[n] for n in range(len(classes))]
     if isinstance(classes, str) or not isinstance(classes, Iterable):
         raise UndeError(f"Setup(classes={classes!r}): expected a list of names, one for each class")
     names = list(classes)
-    bad = next((name for name in names if not isinstance(name, str)), None)
-    if bad is not None:
-        raise UndeError(
-            f"Setup(classes=) holds {bad!r}, a {type(bad).__name__}: expected names (texts), one for each class"
-        )
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None or not names:
-        what = "is empty" if twice is None else f"names {twice!r} twice"
-        raise UndeError(f"Setup(classes=) {what}: expected another name for each class")
+    for name in names:
+        if not isinstance(name, str):
+            raise UndeError(
+                f"Setup(classes=) holds {name!r}, a {type(name).__name__}: expected names (texts), one for each class"
+            )
+        if names.count(name) > 1:
+            raise UndeError(f"Setup(classes=) names {name!r} twice: expected another name for each class")
+    if not names:
+        raise UndeError("Setup(classes=) is empty: expected another name for each class")
     return names
 
 
@@ -184,10 +181,9 @@ def _locate_errors(what: str) -> Generator[None]:
     try:
         yield
     except UndeError as e:
-        lines = _lines(e)
-        if not lines:
-            raise
-        raise UndeError(f"{e}{lines}") from e
+        if lines := _lines(e):
+            raise UndeError(f"{e}{lines}") from e
+        raise
     except SystemExit as e:
         raise UndeError(f"{what} ended the program (SystemExit: {e.code}){_lines(e)}") from e
     except Exception as e:

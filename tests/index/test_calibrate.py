@@ -16,8 +16,7 @@ from unde import Index, UndeError
 from unde.evaluate import Bank, TrainingSpec
 from unde.index import calibrate as module
 from unde.index.calibration import Calibration
-from unde.index.predictions import Predictor
-from unde.index.settings import DAMPINGS, Setting, list_settings
+from unde.index.settings import DAMPINGS, Predictor, Setting, list_settings
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout
 from unde.tasks import Classification
@@ -306,5 +305,5 @@ def test_bad_input_is_one_clear_error(index, asked, said):
 
 
 def test_an_index_without_its_model_cannot_be_calibrated(index):
-    with pytest.raises(UndeError, match="open the index with model= and task="):
+    with pytest.raises(UndeError, match=r"pass model=, task= to Index\.open"):
         Index.open(index.folder).calibrate(training(), QUERIES)

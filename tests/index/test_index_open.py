@@ -114,7 +114,7 @@ def test_without_a_model_only_stored_queries_can_be_scored(tmp_path):
     assert torch.equal(bare.score(made).total(), index.score(made).total())
     kept = bare.features(toy.data(3, seed=4), path=tmp_path / "q.safetensors")
     assert torch.equal(kept.features, made.features)
-    with pytest.raises(UndeError, match="opened without its model and task"):
+    with pytest.raises(UndeError, match="opened without its model, task"):
         bare.score(toy.data(3, seed=4))
 
 

@@ -237,10 +237,10 @@ def test_what_has_no_labels_is_refused(index, trained, tmp_path):
     ):
         wrong_labels(other)
     alone = Index.open(index.folder)
-    with pytest.raises(UndeError, match="opened without its task"):
+    with pytest.raises(UndeError, match="opened without its model, task, train_data"):
         wrong_labels(alone)
     half = Index.open(index.folder, model=model, task=Classification())
-    with pytest.raises(UndeError, match="needs the model and its training data"):
+    with pytest.raises(UndeError, match="opened without its train_data: pass"):
         wrong_labels(half)
     with pytest.raises(UndeError, match="unknown ranking of labels 'size'"):
         wrong_labels(index, by="size")

@@ -274,9 +274,9 @@ def test_another_model_or_data_is_refused(small, tmp_path):
 
 def test_without_model_or_data(small):
     asked = small.features(QUERIES)
-    with pytest.raises(UndeError, match="opened without its model and task"):
+    with pytest.raises(UndeError, match="opened without its model, task"):
         Index.open(small.folder).score(asked).rescore(K, queries=QUERIES)
-    with pytest.raises(UndeError, match="opened without its training data"):
+    with pytest.raises(UndeError, match="opened without its train_data"):
         toy.reopen(small).score(QUERIES).rescore(K)
 
 

@@ -321,14 +321,12 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
     if kind not in layout.FISHERS:
         raise unknown("fisher", kind, layout.FISHERS)
     folder, m = state.stored.folder, state.stored.manifest
-    if state.model is None or state.task is None or state.rows is None:
-        raise UndeError(f"{folder} was opened without its model, task and data: open it with all three")
+    inputs = state.build_inputs("gradients with other labels are computed by the model")
     is_pca = Spec.parse(str(state.stored.method.projection)).kind == "pca"
     if m.changes is not None or (m.matrices and not is_pca):
         what = "changed since it was built" if m.changes is not None else "built with second_moments"
         raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")
-    inputs = BuildInputs(state.model, state.task, state.rows, state.checkpoints, state.recipe, state.device)
-    options = recorded_options(m, state.model)
+    options = recorded_options(m, inputs.model)
     method = options.pop("method")
     settings = BuildSettings(
         **options,
@@ -338,7 +336,7 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
         threads=m.resolved.threads,
     )
     probe = methods.Fisher(method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
-    with on_device(state.model, state.device):
+    with on_device(inputs.model, inputs.device):
         homes = [_fisher_home(folder, inputs, probe)]
         _build_homes(homes, folder, inputs, settings, state.executor, progress)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,7 @@ from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_a
 from unde.evaluate.calibration import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
-from unde.index.ground_truth import FEWEST_HALVES, GroundTruth, parse_duration, read_bank
-from unde.index.predictions import Predictor
-from unde.index.settings import Setting, list_settings
+from unde.index.settings import Candidates
 from unde.index.state import IndexState
 from unde.parallel import Executor
 from unde.scoring.data_splits import refuse_shared
@@ -37,7 +36,7 @@ from unde.tasks.base import Task
 from unde.version import __version__
 from unde.weights import Weights
 
-FEWEST_QUERIES = 10
+FEWEST_QUERIES, FEWEST_HALVES = 10, 4
 MOST_HALVES = 1024  # subsets of the plan: a later call may ask for more than the first
 REPEATED = 2  # halves that are trained with a second seed, after the first few
 SURE_FROM = statistics.FEWEST_FOR_WEIGHTS  # halves before the training may stop early
@@ -46,34 +45,45 @@ BATCH = 32  # queries that go through a model at once
 Retrain = Callable[[np.ndarray, int], nn.Module]
 
 
-class Candidates:
-    """Predictions of every setting of an index for some subsets and queries."""
+@dataclass(frozen=True)
+class GroundTruth:
+    """Outcomes of retrained models."""
 
-    def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
-        features = opened.runner.features(queries)
-        predictor = Predictor(opened.scorer, features.features, features.digests, masks)
-        curves = list_settings(opened.stored)
-        self.settings: dict[str, Setting] = {}
-        self.predictions: dict[str, np.ndarray] = {}
-        self.refused: dict[str, str] = {}
-        with console.progress("settings", sum(map(len, curves)), unit="settings") as advance:
-            for setting in chain.from_iterable(curves):
-                try:
-                    terms = setting.terms(opened.stored)
-                    self.predictions[setting.name] = predictor.predict(setting.method, terms)
-                    self.settings[setting.name] = setting
-                except UndeError as e:  # a kernel beyond the memory budget, a damping that rounding decides
-                    self.refused[setting.name] = str(e)
-                advance(1)
-        self.curves = [[s.name for s in curve if s.name in self.settings] for curve in curves]
-        if not self.settings:
+    masks: np.ndarray  # (S, N) bool, the subsets
+    utility: np.ndarray  # (S, Q), higher is better
+    second_utility: np.ndarray | None = None  # (R, Q) of the subsets `repeated`, trained with another seed
+    repeated: Sequence[int] = ()  # which subsets
+    seconds: float = 0.0  # of all trainings
+
+
+def read_bank(bank: Bank | tuple[Any, Any], queries: int, examples: int) -> GroundTruth:
+    """Outcomes of models that are retrained already."""
+    if isinstance(bank, Bank):
+        fitting = {name: u for name, u in bank.utility.items() if u.shape[1] == queries}
+        if len(fitting) != 1:
+            sets = ", ".join(f"{name!r} {u.shape}" for name, u in bank.utility.items())
             raise UndeError(
-                f"no setting of the index can be scored; the first says: {next(iter(self.refused.values()))}"
+                f"{len(fitting)} sets of utilities of the bank have as many queries as are given ({queries}); it has "
+                f"{sets}: say which, bank=(bank.masks, bank.utility[name])"
             )
-
-    def of(self, subsets: Sequence[int]) -> dict[str, np.ndarray]:
-        """The predictions of some of the subsets."""
-        return {name: p[list(subsets)] for name, p in self.predictions.items()}
+        bank = (bank.masks, next(iter(fitting.values())))
+    try:
+        masks, utility = (np.asarray(part) for part in bank)
+    except (TypeError, ValueError):
+        raise UndeError(
+            f"bank is a {type(bank).__name__}: expected an unde.evaluate.Bank, or (masks, utility)"
+        ) from None
+    wanted = f"expected masks (S, {examples}) and utility (S, {queries}), S ≥ {FEWEST_HALVES}"
+    if masks.ndim != 2 or utility.ndim != 2 or len(masks) != len(utility) or len(masks) < FEWEST_HALVES:
+        raise UndeError(f"the bank has masks {masks.shape} and utility {utility.shape}: {wanted}")
+    if masks.shape[1] != examples or utility.shape[1] != queries:
+        raise UndeError(
+            f"the bank is of other data: masks {masks.shape}, utility {utility.shape}; {wanted}, the training "
+            "examples of the index and the queries that are given, in their order"
+        )
+    if not np.isfinite(utility).all():
+        raise UndeError("the utilities of the bank hold NaN or infinite values: did a training diverge?")
+    return GroundTruth(masks.astype(bool), utility.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,7 @@ class Calibrator:
     baselines: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if self.opened.model is None or self.opened.task is None:
-            raise UndeError("calibration asks the model about queries: open the index with model= and task=")
+        self.opened.inputs("calibration asks the model about queries")
         if len(self.rows) < FEWEST_QUERIES:
             raise UndeError(
                 f"{console.counted(len(self.rows), 'query')} cannot tell settings apart: expected at least "
@@ -328,3 +337,17 @@ def is_sure(predictions: Mapping[str, np.ndarray], utility: np.ndarray, best: st
             if behind + SURE_WITHIN < level * error:
                 return False
     return True
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of "30min", "2h", "90s", or a number of seconds.
+
+    >>> parse_duration("30min"), parse_duration("1.5h"), parse_duration(90)
+    (1800.0, 5400.0, 90.0)
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0:
+        return float(text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|m|h|d)?\s*", str(text))
+    if match is None or float(match[1]) <= 0:
+        raise UndeError(f"budget is {text!r}: expected a time, such as '30min', '2h' or a number of seconds")
+    return float(match[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]

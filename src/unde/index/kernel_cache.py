@@ -8,7 +8,6 @@ kernels/<key>/000000.safetensors       K g(n) of a shard, under one damping
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
 from unde.kernels.fingerprint import code_key, describe_kernel
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
-from unde.store.files import clear_partial
+from unde.store.files import checksum, clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -212,7 +211,7 @@ class _KernelFolder:
     """A folder of one kernel in an index, or a temporary one where that cannot be written."""
 
     def __init__(self, index: StorePath, content: str) -> None:
-        self.owner = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        self.owner = checksum(content)
         self.path: StorePath = index / layout.KERNELS / self.owner
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 

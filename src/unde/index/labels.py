@@ -29,7 +29,7 @@ from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.methods import Method
-from unde.scoring import GroupScores, Top, WeightsLike
+from unde.scoring import Top, WeightsLike
 from unde.scoring.table import Table
 from unde.store.remote import StorePath
 from unde.tasks import Classification, TokenClassification
@@ -136,12 +136,8 @@ class Evidence:
         return self.index.self_influence(self.weights, normalize_top, method=self.method)
 
     def opposition(self) -> Tensor:
-        """As many examples at a time as the budget holds."""
-        m = self.index.manifest
-        step = max(1, self.index.memory // (16 * m.width * m.terms))
-        parts = torch.arange(len(self.index)).split(step)
-        scores = (_score_examples(self.index, self.method, part) for part in parts)
-        return -torch.cat([s.top(self.top, self.weights, largest=False).values.sum(1) for s in scores])
+        which, scorer = torch.arange(len(self.index)), self.index._state.scorer
+        return -scorer.top_sums(self.method, self.weights, which, self.top, largest=False)
 
 
 @dataclass(frozen=True)
@@ -234,15 +230,11 @@ def label_rankings(
     for name in names:
         if name not in RANKINGS:
             raise unknown("ranking of labels", name, RANKINGS)
-    task, model, rows = classifier(index.task), index.model, index.train_data
-    if model is None or rows is None:
-        raise UndeError(
-            "looking for wrong labels needs the model and its training data: pass model=, task= and train_data= to "
-            "Index.open"
-        )
+    inputs = index._state.build_inputs("labels are compared with what the model predicts")
+    task = classifier(inputs.task)
     index._state.runner.check_model()  # its predictions are shown beside stored gradients
     usable, chosen = ~index.skipped, index.method_for(method)
-    predictions = predict_labels(model, task, rows, progress=progress)
+    predictions = predict_labels(inputs.model, task, inputs.rows, progress=progress)
     evidence = Evidence(index, predictions, chosen, weights, min(top, int(usable.sum())), usable)
     ids = range(len(index)) if index.ids is None else index.ids
     return {name: _suspects(evidence, name, ids) for name in names or RANKINGS}
@@ -255,14 +247,13 @@ def _suspects(evidence: Evidence, by: str, ids: Sequence[Any]) -> Suspects:
     return Suspects(**vars(evidence.predictions), scores=scores, ids=ids, order=order, ranking=by)
 
 
-def classifier(task: Task | None) -> Classification | TokenClassification:
+def classifier(task: Task) -> Classification | TokenClassification:
     """The task of an index, where it has labels to doubt."""
     if isinstance(task, (Classification, TokenClassification)):
         return task
-    what = "an index that was opened without its task" if task is None else type(task).__name__
     raise UndeError(
         "wrong labels are looked for where there are labels, under unde.tasks.Classification or TokenClassification: "
-        f"this is {what}. index.self_influence() ranks the examples of any task"
+        f"this is {type(task).__name__}. index.self_influence() ranks the examples of any task"
     )
 
 
@@ -321,7 +312,7 @@ def neighbours(
     if not len(where) or usable < 2:
         return [[] for _ in where], [[] for _ in where]
     count = min(count, usable - 1)
-    scores = _score_examples(index, chosen, torch.as_tensor(where))
+    scores = index._state.scorer.examples(chosen, torch.as_tensor(where))
 
     def others(top: Top) -> list[list[int]]:
         return [
@@ -329,9 +320,3 @@ def neighbours(
         ]
 
     return others(scores.top(count + 1, weights)), others(scores.top(count + 1, weights, largest=False))
-
-
-def _score_examples(index: Index, method: Method, where: Tensor) -> GroupScores:
-    """Scores of training examples as queries, from their stored features."""
-    at = index._state
-    return at.scorer.scores(method, at.stored.rows(where), [""] * len(where))

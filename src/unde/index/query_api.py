@@ -195,7 +195,7 @@ class QueryableIndex:
         if features is not queries:
             rows = Rows(queries, choose_collate(at.collate, queries))
             chosen.check_query(rows[0])
-        rescorer = IndexRescorer(at.stored, lambda: at.runner, at.rows, rows)
+        rescorer = IndexRescorer(at, rows)
         if calibration is None:
             return replace(at.scorer.scores(chosen, features.features, features.digests), rescorer=rescorer)
         self._announce(f"calibrated: {calibration}")

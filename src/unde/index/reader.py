@@ -19,7 +19,7 @@ from unde.gradients.factors import factor_sizes, split
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
-from unde.store.manifest import Manifest, with_method
+from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, is_local
 from unde.store.shards import FileWatch, ShardError, file_bytes, read_shard, report_damage, reread_shard
 
@@ -182,11 +182,9 @@ class IndexReader:
 
 def belongs(fisher: Manifest, manifest: Manifest) -> bool:
     """Whether a Fisher index has the model, task and data of `manifest`."""
-    same = with_method(manifest, fisher.method)
     names = ("task", "examples", "units", "models", "data", "seed", "matrices")
-    return fisher.method["name"] == methods.Fisher.name and all(
-        getattr(fisher, n) == getattr(same, n) for n in names
-    )
+    same = all(getattr(fisher, name) == getattr(manifest, name) for name in names)
+    return same and fisher.method["name"] == methods.Fisher.name
 
 
 @dataclass(frozen=True)

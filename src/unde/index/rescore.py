@@ -23,6 +23,7 @@ from unde.gradients.feature_pass import exclusive
 from unde.index.feature_runner import FeatureRunner
 from unde.index.query_features import QueryFeatures
 from unde.index.reader import IndexReader
+from unde.index.state import IndexState
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.projection import Spec
@@ -47,11 +48,9 @@ class ScoringIndex(Protocol):
 
 @dataclass(frozen=True)
 class IndexRescorer:
-    """Model, training data and queries behind scores of an index."""
+    """The index and the queries behind scores."""
 
-    stored: IndexReader
-    runner: Callable[[], FeatureRunner]  # raises without model and task
-    train: Rows | None
+    state: IndexState
     queries: Rows | None  # None: features were scored in their place
 
     def select(self, queries: Tensor) -> IndexRescorer:
@@ -117,12 +116,8 @@ class IndexRescorer:
                 "it, scores.rescore(top, index=larger), or use 'kron(64)' or 'none'"
             )
         method = replace(scores.method, projection=str(spec))
-        runner = self.runner()
-        if self.train is None:
-            raise UndeError(
-                "this index was opened without its training data, whose gradients are computed anew: pass "
-                "train_data= to Index.open"
-            )
+        runner = self.state.runner
+        train = self.state.build_inputs("gradients of training examples are computed anew").rows
         data = self._query_data(scores, queries, "queries=…")
         if isinstance(data, QueryFeatures):
             raise UndeError(
@@ -131,7 +126,7 @@ class IndexRescorer:
             )
         rows = data if isinstance(data, Rows) else Rows(data, runner.inputs.task.collate)
         runner.check_model()
-        measure = OtherProjection(self.stored, runner, self.train, method)
+        measure = OtherProjection(self.state.stored, runner, train, method)
         return _CandidatePass(scores, where, measure, rows).run(method)
 
     def _query_data(self, scores: GroupScores, queries: Any, option: str) -> Any:

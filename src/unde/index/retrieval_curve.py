@@ -14,7 +14,6 @@ different data do not compare.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +35,6 @@ from unde.weights import Weights, learn_weights
 
 STRENGTHS = 5
 SHOWN = 60  # examples; with five strengths, 300 passes
-_Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -108,9 +106,10 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     >>> [round(x, 3) for x in wilson(0.0, 60)], [round(x, 3) for x in wilson(0.5, 60)]
     ([0.0, 0.06], [0.377, 0.623])
     """
-    spread = _Z * math.sqrt(share * (1 - share) / count + (_Z / (2 * count)) ** 2)
-    middle, size = share + _Z**2 / (2 * count), 1 + _Z**2 / count
-    return max(0.0, (middle - spread) / size), min(1.0, (middle + spread) / size)
+    from scipy.stats import binomtest  # slow to import
+
+    interval = binomtest(round(share * count), count).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def strengths(kind: Perturbation) -> list[float]:

@@ -83,18 +83,21 @@ class Scorer:
             raise underflow("scores of examples with themselves")
         if normalize_top is None:
             return values
-        total = self._top_sums(method, w, which, normalize_top)
+        total = self.top_sums(method, w, which, normalize_top)
         tiny = torch.finfo(torch.float32).tiny
         return torch.where(total > tiny, values / total.clamp(min=tiny), 0.0)
 
-    def _top_sums(self, method: Method, w: Tensor, which: Tensor, k: int) -> Tensor:
-        """The sum of the k largest scores of each example, as many examples at a time as the budget holds."""
-        width = self.stored.manifest.width * self.stored.manifest.terms
-        sums = []
-        for part in which.split(max(1, self.stored.memory // (4 * 4 * width))):
-            scores = self.scores(method, self.stored.rows(part), [""] * len(part))
-            sums.append(scores.top(k, w).values.sum(1))
-        return torch.cat(sums)
+    def examples(self, method: Method, which: Tensor) -> GroupScores:
+        """Scores of training examples as queries, from their stored features."""
+        return self.scores(method, self.stored.rows(which), [""] * len(which))
+
+    def top_sums(
+        self, method: Method, weights: WeightsLike, which: Tensor, k: int, largest: bool = True
+    ) -> Tensor:
+        """The sum of the k largest or smallest scores of each example, as many at a time as the budget holds."""
+        step = max(1, self.stored.memory // (16 * self.stored.manifest.width * self.stored.manifest.terms))
+        tops = (self.examples(method, some).top(k, weights, largest=largest) for some in which.split(step))
+        return torch.cat([top.values.sum(1) for top in tops])
 
 
 def influence_run(

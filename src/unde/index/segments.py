@@ -8,11 +8,10 @@ rows are computed once more from the model and subtracted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import groupby
@@ -32,7 +31,7 @@ from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covarianc
 from unde.index.state import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
-from unde.store.files import clear_partial, create_bytes, write_bytes
+from unde.store.files import checksum, clear_partial, create_bytes, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
 from unde.store.remote import StorePath, exists
@@ -173,7 +172,7 @@ def make_entry(
 
 def make_token(*content: Any) -> str:
     """The same content gives the same token."""
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+    return checksum(json.dumps(content))
 
 
 def today() -> str:
@@ -234,11 +233,11 @@ def _write_shards(
     if not new:
         return
     (home / layout.SHARDS).mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(home, target, inputs) if target.factors and inputs is not None else None
-    with (
-        nullcontext() if writer is None else closing(writer),
-        console.progress("moving", len(new), unit="shards") as advance,
-    ):
+    with ExitStack() as stack:
+        writer = None
+        if target.factors and inputs is not None:
+            writer = stack.enter_context(closing(ShardWriter(home, target, inputs)))
+        advance = stack.enter_context(console.progress("moving", len(new), unit="shards"))
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
             if not is_valid_shard(path, shard.owner):

@@ -174,17 +174,11 @@ class Copier:
     def __init__(
         self, index: IndexState, method: Method, perturb: Any, seed: int, groups: Groups | None = None
     ) -> None:
-        if index.model is None or index.task is None or index.rows is None:
-            missing = [n for n in ("model", "task") if getattr(index, n) is None]
-            missing += ["train_data"] * (index.rows is None)
-            raise UndeError(
-                "self-retrieval runs perturbed training examples through the model, but this index was opened without "
-                f"its {', '.join(missing)}: pass {', '.join(f'{n}=' for n in missing)} to Index.open"
-            )
+        inputs = index.build_inputs("self-retrieval runs perturbed training examples through the model")
         if seed < 0:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
-        self.model, self.task, self.rows = index.model, index.task, index.rows
+        self.model, self.task, self.rows = inputs.model, inputs.task, inputs.rows
         index.runner.check_model()  # changes found later are due to code called below
         self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)

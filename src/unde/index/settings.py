@@ -1,12 +1,29 @@
-"""The settings that an index can give without another pass over the model: methods, dampings, Fisher matrices and
-checkpoints."""
+"""The settings that an index can give without another pass over the model (methods, dampings, Fisher matrices,
+checkpoints), and what they predict for retrained models:
+
+    prediction(s, q, j) = Σ_c η_c ⟨ g_j(q), [K_c Σ_{n ∈ s} g(n)]_j ⟩
+
+Scores are linear in the training features, so S subset sums replace N examples: one pass over the stored features
+serves all methods and dampings, and each of them costs one kernel applied to S rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
-from unde.index.reader import IndexReader
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde import console
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.index.kernel_cache import KernelCache
+from unde.index.reader import FeatureSource, IndexReader
+from unde.index.scorer import Scorer
+from unde.index.state import IndexState
 from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
 from unde.projection import TWO_SIDED, Spec
 
@@ -83,3 +100,85 @@ def _curve(method: Method) -> list[Setting]:
         return [Setting(method)]
     grid = DAMPINGS if method.linear and not method.groupwise else FEW_DAMPINGS
     return [Setting(replace(method, damping=damping, relative=True)) for damping in grid]
+
+
+class Predictor:
+    """Predictions of the same subsets and queries under any method.
+
+    Args:
+        scorer: The scorer of the index.
+        queries: Query features, (C, Q, D).
+        digests: Digests of the queries.
+        masks: Subsets of the training examples, (S, N) bool.
+    """
+
+    def __init__(self, scorer: Scorer, queries: Tensor, digests: list[str], masks: np.ndarray) -> None:
+        self.scorer, self.queries, self.digests = scorer, queries, digests
+        self.members = torch.from_numpy(np.ascontiguousarray(masks)).float()  # (S, N)
+        self._sums = self._sum_features()
+
+    def predict(self, method: Method, terms: Sequence[int] | None = None) -> np.ndarray:
+        """Predictions (S, Q, M) under a method; (S, Q, 1) where its scores are not sums over groups.
+
+        Args:
+            method: The method to score with.
+            terms: The checkpoints that count; None for all.
+        """
+        if not method.linear or method.groupwise:
+            total = self.scorer.scores(method, self.queries, self.digests).total()
+            return (self.members.double() @ total.double().T).unsqueeze(2).numpy()
+        m, groups = self.scorer.stored.manifest, self.scorer.groups
+        out = torch.zeros(len(self.members), self.queries.shape[1], len(groups))
+        for c in range(m.terms) if terms is None else terms:
+            rows = self._apply_kernel(method, c)
+            for j, columns in zip(groups.of(m.unit_names), m.columns):
+                out[:, :, j] += m.checkpoint_weights[c] * (rows[:, columns] @ self.queries[c][:, columns].T)
+        return out.numpy()
+
+    def _sum_features(self) -> list[Tensor]:
+        """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
+        stored, m = self.scorer.stored, self.scorer.stored.manifest
+        sums = [torch.zeros(len(self.members), m.width, dtype=torch.float64) for _ in range(m.terms)]
+        for s, rows in enumerate(m.shards):
+            for total, block in zip(sums, stored.blocks(s)):
+                total += self.members[:, rows] @ block
+        return [total.float() for total in sums]
+
+    def _apply_kernel(self, method: Method, checkpoint: int) -> Tensor:
+        """K Σ_{n ∈ s} g(n), (S, D)."""
+        cache = KernelCache(self.scorer.stored, method.kernel, checkpoint, self.scorer.executor)
+        fitted = cache.fitted()
+        combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
+        if combine is not None and cache.source == FeatureSource(self.scorer.stored, checkpoint):
+            return combine(self.members)
+        return fitted.apply(self._sums[checkpoint])
+
+
+class Candidates:
+    """Predictions of every setting of an index for some subsets and queries."""
+
+    def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
+        features = opened.runner.features(queries)
+        predictor = Predictor(opened.scorer, features.features, features.digests, masks)
+        curves = list_settings(opened.stored)
+        self.settings: dict[str, Setting] = {}
+        self.predictions: dict[str, np.ndarray] = {}
+        self.refused: dict[str, str] = {}
+        with console.progress("settings", sum(map(len, curves)), unit="settings") as advance:
+            for setting in chain.from_iterable(curves):
+                try:
+                    terms = setting.terms(opened.stored)
+                    self.predictions[setting.name] = predictor.predict(setting.method, terms)
+                    self.settings[setting.name] = setting
+                except UndeError as e:  # a kernel beyond the memory budget, a damping that rounding decides
+                    self.refused[setting.name] = str(e)
+                advance(1)
+        self.curves = [[s.name for s in curve if s.name in self.settings] for curve in curves]
+        if not self.settings:
+            raise UndeError(
+                f"no setting of the index can be scored; the first says: {next(iter(self.refused.values()))}"
+            )
+
+    def of(self, subsets: Sequence[int]) -> dict[str, np.ndarray]:
+        """The predictions of some of the subsets."""
+        return {name: p[list(subsets)] for name, p in self.predictions.items()}

@@ -124,27 +124,20 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
         if executor.exclusive:
             check_data_unchanged(writer)
         return
-    count = sum(_length(writer, s) for _, s in jobs)
+    count, started = sum(_length(writer, s) for _, s in jobs), time.perf_counter()
     if progress:
         print_summary(writer.runner, count)
-    with console.progress("features", count, progress, estimate="examples") as writer.advance:
-        compute_shards(writer, jobs, executor)
-
-
-@keep_memory()
-def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
-    """Run the jobs and log their time; then check that the data did not change meanwhile."""
-    started = time.perf_counter()
     writer.upcoming = jobs
-    try:
-        for _, s in executor.run(compute_shard, writer, jobs):
-            if not executor.in_process:
-                writer.advance(_length(writer, s))
-    except JobsFailed as e:
-        raise _failure(writer, e.reasons) from None
-    finally:
-        writer.close()
-    _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
+    with console.progress("features", count, progress, estimate="examples") as writer.advance, keep_memory():
+        try:
+            for _, s in executor.run(compute_shard, writer, jobs):
+                if not executor.in_process:
+                    writer.advance(_length(writer, s))
+        except JobsFailed as e:
+            raise _failure(writer, e.reasons) from None
+        finally:
+            writer.close()
+    _log(writer, count, time.perf_counter() - started)
     if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
         check_data_unchanged(writer)

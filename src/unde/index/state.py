@@ -22,7 +22,7 @@ from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
 from unde.parallel import SERIAL, Executor
-from unde.parallel.model_transport import AnyRecipe, ModelInputs
+from unde.parallel.model_transport import AnyRecipe, BuildInputs, ModelInputs
 from unde.store import layout
 from unde.store.files import read_json, write_bytes
 from unde.store.manifest import Manifest, request_fields
@@ -50,9 +50,7 @@ class IndexState:
     watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
-    diagnosis: list[str] | None = field(
-        default=None, init=False, repr=False
-    )  # of model and examples, once known
+    diagnosis: list[str] | None = field(default=None, init=False, repr=False)  # of model and examples
 
     def __post_init__(self) -> None:
         self.stored.record_files()
@@ -76,13 +74,27 @@ class IndexState:
     @cached_property
     def runner(self) -> FeatureRunner:
         self.check_finished()
-        if self.model is None or self.task is None:
-            raise UndeError(
-                "this index was opened without its model and task: pass both to Index.open for query features"
-            )
-        inputs = ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
-        stored = self.stored
+        inputs, stored = self.inputs("features of queries come from the model"), self.stored
         return FeatureRunner(stored.folder, stored.manifest, inputs, self.executor, self.watch)
+
+    def inputs(self, why: str) -> ModelInputs:
+        """Model and task, with the data if there are any; `why` they are needed."""
+        if self.model is None or self.task is None:
+            raise self._missing(why, model=self.model, task=self.task)
+        return ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
+
+    def build_inputs(self, why: str) -> BuildInputs:
+        """Model, task and data."""
+        if self.model is None or self.task is None or self.rows is None:
+            raise self._missing(why, model=self.model, task=self.task, train_data=self.rows)
+        return BuildInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
+
+    def _missing(self, why: str, **inputs: object) -> UndeError:
+        names = [name for name, value in inputs.items() if value is None]
+        return UndeError(
+            f"{why}, but this index was opened without its {', '.join(names)}: pass "
+            f"{', '.join(f'{name}=' for name in names)} to Index.open"
+        )
 
 
 def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
@@ -204,29 +216,30 @@ def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0)
 
 def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
     """What differs between an index on disk and one that is asked for, but for the task and what was resolved."""
-    out = []
-    for name, value in request_fields(wanted).items():
-        old = getattr(there, name)
-        same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
-        if same or name in ("schema", "task") or (name == "data" and there.examples != wanted.examples):
-            continue
-        out.append(_words(name, old, value, other))
-    return out
+    ignored = {"schema", "task", *(["data"] if there.examples != wanted.examples else [])}
+    return [
+        _words(name, getattr(there, name), value, other)
+        for name, value in request_fields(wanted).items()
+        if name not in ignored and json.dumps(getattr(there, name)) != json.dumps(value)  # order counts
+    ]
+
+
+_CONTENT = {
+    "models": "the model's weights (other values)",
+    "data": "the training data (same length, other content)",
+    "matrices": "the directions of pca or the second moments (other values)",
+}
 
 
 def _words(name: str, old: Any, value: Any, other: str) -> str:
     if name == "models" and len(old) != len(value):
         return f"the checkpoints ({len(old)} there, {len(value)} {other})"
-    if name == "models":
-        return "the model's weights (other values)"
-    if name == "data":
-        return "the training data (same length, other content)"
+    if name in _CONTENT:
+        return _CONTENT[name]
     if name == "ids":
         return "the ids" if old and value else f"the ids (there are {'some' if old else 'none'})"
     if name in ("units", "groups"):
         return f"the {'parameters' if name == 'units' else name} ({brief(old, value, other)})"
-    if name == "matrices":
-        return "the directions of pca or the second moments (other values)"
     if name == "factors":
         return f"the covariances for EKFAC ({'some' if old else 'none'} there)"
     if name == "examples":
@@ -244,9 +257,7 @@ def brief(old: Any, new: Any, other: str = "asked for") -> str:
 
 
 def _compare_groups(manifest: Manifest, groups: Groups | None) -> list[str]:
-    if groups is None:
-        return []
-    members = {k: list(v) for k, v in groups.members.items()}
+    members = manifest.groups if groups is None else {k: list(v) for k, v in groups.members.items()}
     same = list(members.items()) == list(manifest.groups.items())
     return [] if same else [f"the groups ({brief(manifest.groups, members)})"]
 

@@ -46,21 +46,22 @@ _NAMED = 3  # ids in a message
 def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bool) -> IndexState:
     """Compute the features of more examples as a new segment."""
     m = _check_changeable(state)
-    if state.model is None or state.task is None:
-        raise UndeError(
-            "this index was opened without its model and task: pass both to Index.open to append examples"
-        )
-    rows = Rows(data, state.collate or choose_collate(state.task.collate, data))
+    given = state.inputs("appended examples go through the model")
+    rows = Rows(data, state.collate or choose_collate(given.task.collate, data))
     new_ids, digests = parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.earlier_commit is None:
             _check_new_ids(state.ids, new_ids, len(rows))
-            _note_twins(state.stored, digests)
+            if twins := state.stored.find_digests(digests):
+                console.note(
+                    f"{len(twins)} of the {len(rows)} new examples have the content of examples that are in the "
+                    f"index (the first is {twins[0]}): they count twice from now on"
+                )
             state.runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
             recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
-            inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
+            inputs = BuildInputs(given.model, given.task, rows, given.checkpoints, recipe, given.device)
             if not state.executor.in_process:
                 inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
@@ -83,7 +84,10 @@ def remove(state: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] 
     m = _check_changeable(state)
     if (ids is None) == (indices is None):
         raise UndeError("say which examples to remove: ids, or indices, one of the two")
-    which = plain_ids(_as_list(ids if ids is not None else indices))
+    named: Any = ids if ids is not None else indices
+    which = plain_ids([named] if isinstance(named, (str, bytes)) or not hasattr(named, "__iter__") else named)
+    if not which:
+        raise UndeError("nothing to remove: the list of examples is empty")
     by_id = ids is not None and state.ids is not None
     token = partial(make_token, REMOVE, by_id, sorted(map(str, which)))
     with transaction(state.stored.folder, m, token) as change:
@@ -102,7 +106,12 @@ def remove(state: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] 
 def _remove(state: IndexState, change: Transaction, removed: Tensor, left: list[int]) -> None:
     m, count = change.before, int(removed.sum())
     partly = any(removed[rows].any() and not removed[rows].all() for rows in m.shards)
-    inputs = _covariance_inputs(state) if m.factors and partly else None
+    inputs = None
+    if m.factors and partly:
+        inputs = state.build_inputs(
+            "the covariances of EKFAC are sums over examples: removed ones are run through the model once more"
+        )
+        state.runner.check_model(full=True)
     change.begin(f"{REMOVE} {count}")
     ids = None if state.ids is None else [state.ids[i] for i in left]
     entry = make_entry(REMOVE, count, len(left), change.token, m.id)
@@ -120,18 +129,6 @@ def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any
     segment = Segment(owner, first, rows, [1 + max(m.numbers), count])
     changes = Changes(m.lineage, m.examples, [segment], m.history)
     return replace(m, examples=count, data=inputs.data, ids=ids_fingerprint(ids), changes=changes)
-
-
-def _covariance_inputs(state: IndexState) -> BuildInputs:
-    model, task, rows = state.model, state.task, state.rows
-    if model is None or task is None or rows is None:
-        missing = [n for n, x in (("model=", model), ("task=", task), ("train_data=", rows)) if x is None]
-        raise UndeError(
-            "the covariances of EKFAC are sums over examples: removed ones are run through the model once more. "
-            f"Pass {', '.join(missing)} to Index.open"
-        )
-    state.runner.check_model(full=True)
-    return BuildInputs(model, task, rows, state.checkpoints)
 
 
 def _reopen(state: IndexState, rows: Rows | None) -> IndexState:
@@ -157,29 +154,12 @@ def _check_new_ids(known: Sequence[Any] | None, new: list[Any] | None, count: in
         raise UndeError(
             f"the index has ids ({_some(known)}): pass ids=, one for each of the {count} new examples"
         )
-    counts = Counter([*set(known or ()), *(new or ())])
-    taken = [i for i, n in counts.items() if n > 1]
+    taken = [i for i, n in Counter([*set(known or ()), *(new or ())]).items() if n > 1]
     if taken:
         raise UndeError(
             f"{len(taken)} of the ids are given twice, or in the index already: {_some(taken)}. Give others, or remove "
             "those first"
         )
-
-
-def _note_twins(stored: IndexReader, digests: list[str]) -> None:
-    twins = stored.find_digests(digests)
-    if twins:
-        console.note(
-            f"{len(twins)} of the {len(digests)} new examples have the content of examples that are in the index "
-            f"(the first is {twins[0]}): they count twice from now on"
-        )
-
-
-def _as_list(ids: Any) -> list[Any]:
-    ids = [ids] if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__") else list(ids)
-    if not ids:
-        raise UndeError("nothing to remove: the list of examples is empty")
-    return ids
 
 
 def _find_ids(ids: Sequence[Any], which: list[Any]) -> Tensor:

@@ -9,7 +9,6 @@ copy gets its name after it was verified. Copies that are mapped may be deleted:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -21,12 +20,25 @@ from pathlib import Path
 
 from unde.data import parse_bytes
 from unde.errors import UndeError
-from unde.store.files import PARTIAL, temporary_for, write_atomically
+from unde.store.files import PARTIAL, checksum, temporary_for, write_atomically
 from unde.store.remote import Remote, StorePath, Unreachable, is_local
 
 SHARE = 100  # the folder is trimmed after every limit / SHARE new bytes
 ABANDONED = 24 * 3600  # seconds after which an unfinished download counts as killed
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id")  # as drivers call them
+
+
+@contextmanager
+def download(remote: Remote, at: Path) -> Generator[Path]:
+    """Download to a temporary file, which gets its name if the block ends without an error."""
+    temporary = temporary_for(at)
+    try:
+        remote.download(temporary)
+        yield temporary
+        os.replace(temporary, at)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 class Cache:
@@ -59,19 +71,18 @@ class Cache:
     @contextmanager
     def download(self, remote: Remote, at: Path) -> Generator[Path]:
         """Download to a temporary file, which gets its name if the block ends without an error."""
-        temporary = temporary_for(at)
         try:
             self._make(at.parent)
-            remote.download(temporary)
-            yield temporary
-            os.replace(temporary, at)
+            with download(remote, at) as temporary:
+                yield temporary
         except (UndeError, FileNotFoundError):
             raise
         except OSError as e:
-            raise self._full(remote, e) from e
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+            raise Unreachable(
+                e.errno or 0,
+                f"cannot keep a copy of {remote} in {self.folder} ({e.strerror}): make room there, or set UNDE_CACHE "
+                "to another folder",
+            ) from e
         self._account(at)
 
     def keep(self, remote: Remote, content: bytes) -> None:
@@ -90,7 +101,7 @@ class Cache:
                 copy.unlink()
 
     def _stem(self, remote: Remote, version: str) -> Path:
-        url, which = (hashlib.blake2b(t.encode(), digest_size=16).hexdigest() for t in (remote.url, version))
+        url, which = checksum(remote.url), checksum(version)
         return self.folder / url[:2] / f"{url}-{which}"
 
     def _make(self, folder: Path) -> None:
@@ -118,17 +129,8 @@ class Cache:
                     path.unlink()
                     total -= size
 
-    def _full(self, remote: Remote, e: OSError) -> Unreachable:
-        return Unreachable(
-            e.errno or 0,
-            f"cannot keep a copy of {remote} in {self.folder} ({e.strerror}): make room there, or set UNDE_CACHE to "
-            "another folder",
-        )
 
-
-@lru_cache(maxsize=4)
-def _cache(folder: Path, limit: int) -> Cache:
-    return Cache(folder, limit)
+_cache = lru_cache(maxsize=4)(Cache)
 
 
 def _used(path: Path) -> float:

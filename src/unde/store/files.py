@@ -55,7 +55,7 @@ def write_atomically(path: StorePath, content: Content) -> None:
             raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
     try:
-        with open(temporary, "wb", opener=_open_new) as file:
+        with os.fdopen(os.open(temporary, _NEW, 0o666), "wb") as file:
             for part in _parts(content):
                 file.write(part)
             file.flush()
@@ -66,10 +66,6 @@ def write_atomically(path: StorePath, content: Content) -> None:
             temporary.unlink()
         raise
     _sync_folder(path.parent)
-
-
-def _open_new(path: str, _flags: int) -> int:
-    return os.open(path, _NEW, 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -149,15 +145,14 @@ def check_plain(path: StorePath, follow: bool = False) -> int:
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return info["size"]
-    status = os.stat(path, follow_symlinks=follow)
+    return _check_regular(os.stat(path, follow_symlinks=follow), path)
+
+
+def _check_regular(status: os.stat_result, path: StorePath) -> int:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path))
-    return _check_regular(status, path)
-
-
-def _check_regular(status: os.stat_result, path: StorePath) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
     return status.st_size

@@ -47,28 +47,14 @@ ENTRIES = (
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND, "commands that ask"),
     Entry(CALIBRATION, "the setting and weights that retrained models chose", "calibrate again", "calibrate"),
     Entry(
-        CALIBRATION_HALVES,
-        "how well the models did that a calibration has trained",
-        "the next calibration trains them again",
-        "calibrate",
+        CALIBRATION_HALVES, "how well its models did", "the next calibration trains them again", "calibrate"
     ),
     Entry(
-        SCRATCH,
-        "what processes that work together hand to one another",
-        "nothing, if nobody is at work",
-        "whoever has worker processes",
+        SCRATCH, "files that processes share", "nothing, if nobody is at work", "whoever has worker processes"
     ),
+    Entry(CHANGE, "a change that was begun", "it is forgotten; the next clears its files", "append, remove"),
     Entry(
-        CHANGE,
-        "a change that was begun",
-        "it is forgotten; what it wrote is cleared by the next",
-        "append, remove",
-    ),
-    Entry(
-        SOURCE,
-        "what the command line built it from",
-        "name model and data to the next command",
-        "unde build, unde append",
+        SOURCE, "what it was built from", "name model and data to the next command", "unde build, unde append"
     ),
     Entry(RUN, "the options it was built with", "the same `unde build` writes it anew", "unde build"),
     Entry(LOG, "how long builds took", "nothing is lost but the times", "build, append"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -16,7 +15,7 @@ from unde.groups import Groups
 from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
-from unde.store.files import create_bytes, read_json
+from unde.store.files import checksum, create_bytes, read_json
 from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard_path
 from unde.store.remote import StorePath, Unreachable, exists
 
@@ -38,9 +37,6 @@ class ResolvedSettings:
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
 
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -56,13 +52,11 @@ class Segment:
 
     def check(self) -> None:
         """Raise a ValueError if no index can have such a segment."""
-        if not isinstance(self.owner, str) or not all(bounds.is_count(n) for n in self.rows):
+        kinds = isinstance(self.owner, str) and all(bounds.is_count(n) for n in self.rows)
+        starts = all(type(at) is int and 0 <= at <= bounds.MOST for at in self.numbers[::2])
+        if not kinds or not starts or not all(bounds.is_count(n) for n in self.numbers[1::2]):
             raise ValueError("a segment is not of the right kind")
-        if not all(
-            type(at) is int and 0 <= at <= bounds.MOST and bounds.is_count(n) for at, n in self.runs()
-        ):
-            raise ValueError("a segment has numbers that are not of the right kind")
-        if len(self.numbers) % 2 or sum(n for _, n in self.runs()) != sum(self.rows):
+        if len(self.numbers) % 2 or sum(self.numbers[1::2]) != sum(self.rows):
             raise ValueError("a segment has numbers for more or fewer examples than it holds")
         if type(self.first) is not int or not 0 <= self.first <= _FILES - len(self.rows):
             raise ValueError(f"a file is numbered {self.first}")
@@ -100,8 +94,8 @@ class Changes:
             f"{_COPIED[e['what']]} {e['from']}".rstrip(",") for e in self.history if e["what"] in _COPIED
         ]
         for what, verb in _SUMMED.items():
-            count = sum(entry["examples"] for entry in self.history if entry["what"] == what)
-            texts += [f"{verb} {count}"] * bool(count)
+            if count := sum(entry["examples"] for entry in self.history if entry["what"] == what):
+                texts.append(f"{verb} {count}")
         return ", ".join(texts)
 
     @property
@@ -230,7 +224,7 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = request_fields(self) | {"resolved": self.resolved.as_dict()}
+        out = request_fields(self) | {"resolved": dict(vars(self.resolved))}
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:
@@ -295,18 +289,18 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
 
 
 def _id(content: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+    return checksum(json.dumps(content))
 
 
 def _read_json(path: StorePath) -> Any:
     try:
         return read_json(path)
+    except Unreachable:
+        raise
     except FileNotFoundError:
         raise UndeError(
             f"{path.parent} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
         ) from None
-    except Unreachable:
-        raise
     except ValueError as e:
         raise damaged(path, e) from None
     except OSError as e:
@@ -325,8 +319,3 @@ def request_fields(manifest: Manifest) -> dict[str, Any]:
     return {
         f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("resolved", "changes")
     }
-
-
-def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:
-    """The manifest with another method."""
-    return replace(manifest, method=method)

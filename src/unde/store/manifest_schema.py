@@ -10,70 +10,42 @@ from unde.groups import Groups
 
 MOST = 2**40  # examples, and columns of a feature
 SHARDS = 10**6  # files: a look at each takes seconds
+_KINDS: dict[type, tuple[str, ...]] = {
+    str: ("store_dtype", "on_bad", "data", "ids", "matrices"),
+    dict: ("method", "task", "groups", "resolved"),
+    int: ("seed",),
+    bool: ("factors",),
+}
+_TASK = {"settings": dict, "code": dict | None, "source": bool}  # custom tasks may have other fields
 
 
 def check(content: Mapping[str, Any]) -> None:
     """Raise a ValueError that names a wrong field: a type, or a count too large to loop over."""
-    for name, kind in _KINDS.items():
-        if not isinstance(content[name], kind) or isinstance(content[name], bool) is not (kind is bool):
-            raise ValueError(f"{name} is a {type(content[name]).__name__}")
-    _task(content["task"])
-    resolved = content["resolved"]
-    examples = _count("examples", content["examples"])
-    size = _count("shard_size", resolved["shard_size"])
-    _count("pass_size", resolved["pass_size"])
-    for name, most in (("threads", 2**16), ("rows", MOST)):
-        if resolved[name] is not None:
-            _count(name, resolved[name], most)
+    for kind, names in _KINDS.items():
+        for name in names:
+            if type(content[name]) is not kind:
+                raise ValueError(f"{name} is a {type(content[name]).__name__}")
+    _check_task(content["task"])
+    _check_units(content["units"])
+    groups = {k: tuple(_list(f"group {k!r}", v, str)) for k, v in content["groups"].items()}
+    Groups(groups).of([u["name"] for u in content["units"]])
     terms = len(_list("checkpoint_weights", content["checkpoint_weights"], float | int))
     if not terms or not all(math.isfinite(eta) and eta >= 0 for eta in content["checkpoint_weights"]):
         raise ValueError("checkpoint_weights are not finite numbers ≥ 0")
     models = len(_list("models", content["models"], str))
     if not models or terms % models:
         raise ValueError(f"{terms} checkpoint_weights for {models} models")
-    if -(-examples // size) * terms > SHARDS:
-        raise ValueError(
-            f"{examples:,} examples in shards of {size} under {terms} checkpoints are too many files"
-        )
-    _units(content["units"])
-    groups = {
-        name: tuple(_list(f"group {name!r}", params, str)) for name, params in content["groups"].items()
-    }
-    Groups(groups).of([u["name"] for u in content["units"]])
-    _coverage(resolved["coverage"], terms)
-    directions = resolved["directions"]
-    if directions is not None:
-        if len(_list("directions", directions, int | None)) != 2:
-            raise ValueError("directions are not two numbers")
-        _count("directions", directions[0])
+    _check_resolved(content["resolved"], _count("examples", content["examples"]), terms)
 
 
-_KINDS: dict[str, type] = {
-    "method": dict,
-    "task": dict,
-    "store_dtype": str,
-    "seed": int,
-    "on_bad": str,
-    "groups": dict,
-    "data": str,
-    "ids": str,
-    "factors": bool,
-    "matrices": str,
-    "resolved": dict,
-}
-
-
-def _task(task: Mapping[str, Any]) -> None:
-    """Custom tasks may have other fields."""
-    if not isinstance(task.get("name"), str):
-        raise ValueError("the task has no right 'name'")
-    kinds = {"settings": dict, "code": dict | None, "source": bool}
-    wrong = [name for name, kind in kinds.items() if name in task and not isinstance(task[name], kind)]
+def _check_task(task: Mapping[str, Any]) -> None:
+    kinds = {"name": str, **{name: kind for name, kind in _TASK.items() if name in task}}
+    wrong = [name for name, kind in kinds.items() if not isinstance(task.get(name), kind)]
     if wrong:
         raise ValueError(f"the task has no right {wrong[0]!r}")
 
 
-def _units(units: Any) -> None:
+def _check_units(units: Any) -> None:
     if not _list("units", units, dict):
         raise ValueError("there are no units")
     for u in units:
@@ -87,9 +59,23 @@ def _units(units: Any) -> None:
         raise ValueError("two units have one name")
 
 
-def _coverage(coverage: Any, terms: int) -> None:
+def _check_resolved(resolved: Mapping[str, Any], examples: int, terms: int) -> None:
+    size = _count("shard_size", resolved["shard_size"])
+    _count("pass_size", resolved["pass_size"])
+    for name, most in (("threads", 2**16), ("rows", MOST)):
+        if resolved[name] is not None:
+            _count(name, resolved[name], most)
+    if -(-examples // size) * terms > SHARDS:
+        raise ValueError(
+            f"{examples:,} examples in shards of {size} under {terms} checkpoints are too many files"
+        )
+    coverage, directions = resolved["coverage"], resolved["directions"]
     if coverage is not None and len(_list("coverage", coverage, dict)) not in range(1, terms + 1):
         raise ValueError(f"{len(coverage)} coverages for {terms} checkpoints")
+    if directions is not None:
+        if len(_list("directions", directions, int | None)) != 2:
+            raise ValueError("directions are not two numbers")
+        _count("directions", directions[0])
 
 
 def is_count(value: Any, most: int = MOST) -> bool:

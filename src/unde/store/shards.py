@@ -26,9 +26,6 @@ from unde.store.layout import SCRATCH
 from unde.store.remote import StorePath, is_local
 
 _META = "unde"
-WRITTEN = (
-    1  # times that a file is in memory while it is sent to a store, beside the tensors; on a disk it never is
-)
 _BLOCK = 2**20  # bytes that have a sum of their own
 _TYPES = {  # as they are called in a file, in the order that they have there
     torch.int64: "I64",
@@ -115,9 +112,8 @@ def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> 
 def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> list[bytes | memoryview]:
     """The content of a safetensors file, without copies of the tensors (the library's writer copies each)."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
-    header, order = _header(
-        tensors, {"checksum": checksum(tensors, block_sums), "index": owner, "name": place}
-    )
+    meta = {"checksum": checksum(tensors, block_sums), "index": owner, "name": place}
+    header, order = _header(tensors, meta)
     return [header, *(_buffer(tensors[name]) for name in order if tensors[name].numel())]
 
 

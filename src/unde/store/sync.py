@@ -13,7 +13,8 @@ from pathlib import Path
 from unde import console
 from unde.errors import UndeError
 from unde.store import layout
-from unde.store.files import clear_partial, create_bytes, read_start, temporary_for, write_bytes
+from unde.store.cache import download
+from unde.store.files import clear_partial, create_bytes, read_start, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import Remote, StorePath, is_local
@@ -35,17 +36,15 @@ class CopyCount:
 def copy_index(source: StorePath, target: StorePath) -> CopyCount:
     """Copy all files of an index, finished or not; other files in its folder are not copied."""
     manifest, sizes = Manifest.read(source), _sizes(source)
-    foreign = sorted(
-        name for name in sizes if not layout.is_index_path(name) and Path(name).name != layout.LOCK
-    )
-    if foreign:
+    known = {name for name in sizes if layout.is_index_path(name)}
+    if foreign := sorted(name for name in {*sizes} - known if Path(name).name != layout.LOCK):
         more = ", …" if foreign[3:] else ""
         console.note(f"left where it is, as not of the index: {', '.join(foreign[:3])}{more}")
     homes = {"": manifest}
     for inside in layout.FISHERS.values():
         present = f"{inside}/{layout.MANIFEST}" in sizes
         homes[f"{inside}/"] = Manifest.read(source / inside) if present else manifest
-    names = sorted((n for n in filter(layout.is_index_path, sizes) if _is_current(n, homes)), key=_order)
+    names = sorted((name for name in known if _is_current(name, homes)), key=_order)
     layout.prepare(target)
     with locked(target, doing="writing"):
         clear_partial(target)
@@ -108,11 +107,8 @@ def _copy_tensors(
 ) -> bool:
     """Copy a file of tensors after checking its checksum; return whether it was copied. Existing local files are
     verified, too."""
-    if (
-        same_size
-        and read_start(at, _HEAD) == read_start(to, _HEAD)
-        and (not is_local(to) or is_valid_shard(to, owner, place))
-    ):
+    same = same_size and read_start(at, _HEAD) == read_start(to, _HEAD)
+    if same and (not is_local(to) or is_valid_shard(to, owner, place)):
         return False
     try:
         if not is_local(at) and is_local(to):
@@ -128,21 +124,17 @@ def _copy_tensors(
 
 
 def _fetch(at: Remote, to: Path, owner: str | None, place: str) -> None:
-    temporary = temporary_for(to)
     try:
-        at.download(temporary)
-        map_shard(temporary, at, owner, True, place)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, to)
+        with download(at, to) as temporary:
+            map_shard(temporary, at, owner, True, place)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+    except UndeError:
+        raise
     except OSError as e:
-        if isinstance(e, UndeError):
-            raise
         raise UndeError(
             f"cannot write {to} ({e.strerror}): make room there and run the same again, it goes on where it stopped"
         ) from e
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _send(at: StorePath, to: StorePath) -> None:
@@ -187,9 +179,6 @@ def _sizes(folder: StorePath) -> dict[str, int]:
     """Sizes of all files below a folder, by relative path. Links are not followed."""
     if not is_local(folder):
         return folder.sizes()
-    sizes = {}
-    for where, _, names in os.walk(folder):
-        for path in (Path(where) / name for name in names):
-            if path.is_file() and not path.is_symlink():
-                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return sizes
+    paths = (Path(where) / name for where, _, names in os.walk(folder) for name in names)
+    files = (path for path in paths if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
