@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from unde.errors import UndeError
 
 SAMPLED = 64  # examples whose content is compared before anything else is trusted
 LOOK_SECONDS = 5.0  # how long data is compared with what an index has seen; small data is compared whole
+_HALF = re.compile("[\ud800-\udfff]")  # of a character, without the other half
 _ENTRIES = 64  # of a tensor, that a quick look at a model reads
 
 
@@ -171,18 +173,11 @@ def origins(digests: Iterable[str]) -> list[str]:
 def plain_ids(ids: Iterable[Any]) -> list[str | int | float]:
     """The user's ids as JSON keeps them: strings and numbers."""
     out = [i.item() if hasattr(i, "item") else i for i in ids]
-    odd = [i for i in out if not isinstance(i, (str, int, float))]
-    if odd:
+    if odd := [i for i in out if not isinstance(i, (str, int, float))]:
         raise UndeError(f"ids must be strings or numbers, but one is {odd[0]!r} ({type(odd[0]).__name__})")
-    broken = [i for i in out if isinstance(i, str) and not i.isascii() and _halves(i)]
-    if broken:
+    if broken := [i for i in out if isinstance(i, str) and _HALF.search(i)]:
         raise UndeError(f"the id {broken[0]!r} holds half of a character, which no file can keep: mend it")
     return out
-
-
-def _halves(text: str) -> bool:
-    """Whether it holds a lone surrogate."""
-    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def ids_fingerprint(ids: Sequence[Any] | None) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import groupby
@@ -233,11 +233,11 @@ def _write_shards(
     if not new:
         return
     (home / layout.SHARDS).mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        writer = None
-        if target.factors and inputs is not None:
-            writer = stack.enter_context(closing(ShardWriter(home, target, inputs)))
-        advance = stack.enter_context(console.progress("moving", len(new), unit="shards"))
+    writer = ShardWriter(home, target, inputs) if target.factors and inputs is not None else None
+    with (
+        nullcontext() if writer is None else closing(writer),
+        console.progress("moving", len(new), unit="shards") as advance,
+    ):
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
             if not is_valid_shard(path, shard.owner):
