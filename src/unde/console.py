@@ -211,12 +211,10 @@ def duration(seconds: float, exact: bool = False) -> str:
     ('0.04 s', '7.3 s', '2 min 05 s')
     """
     minutes = round(seconds / 60)
-    if exact and seconds < 59.95:
-        return f"{seconds:.{2 if seconds < 1 else 1}f} s"
+    if seconds < (59.95 if exact else 90):
+        return f"{seconds:.{2 if seconds < 1 else 1}f} s" if exact else f"{max(1, round(seconds))} s"
     if exact and round(seconds) < 3600:
         return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
-    if not exact and seconds < 90:
-        return f"{max(1, round(seconds))} s"
     if not exact and minutes < 90:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -177,9 +177,8 @@ def _read_names(option: str, marks: list[str] | None) -> list[str]:
     is_file = is_local(path) and path.is_file()
     if not is_file and marks:
         raise UndeError(f"--mark goes with a file that has marks: there is no file {option}")
-    names = (
-        _read_file(path, marks) if is_file else [part.strip() for part in option.split(",") if part.strip()]
-    )
+    parts = (part.strip() for part in option.split(","))
+    names = _read_file(path, marks) if is_file else [part for part in parts if part]
     if not names:
         raise UndeError(f"--ids {option} names no example: expected ids such as 17,42 or a file of them")
     return names

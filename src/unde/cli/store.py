@@ -37,8 +37,7 @@ def push(source: Local, url: Url) -> None:
 
     `unde push weights.json gs://bucket/weights.json`
     """
-    _check(source, url, "push DIR URL")
-    _report(url, _copy(source, url))
+    _transfer(source, url, source, url, "push DIR URL")
 
 
 def pull(url: Url, target: Local) -> None:
@@ -50,17 +49,20 @@ def pull(url: Url, target: Local) -> None:
 
     `unde pull s3://bucket/idx runs/idx`
     """
-    _check(target, url, "pull URL DIR")
-    _report(target, _copy(url, target))
+    _transfer(url, target, target, url, "pull URL DIR")
 
 
-def _check(local: StorePath, url: StorePath, usage: str) -> None:
+def _transfer(source: StorePath, target: StorePath, local: StorePath, url: StorePath, usage: str) -> None:
+    """Copy from source to target, of which one is local and the other a URL."""
     if not is_local(local) or is_local(url):
         wrong = local if not is_local(local) else url
         raise UndeError(
             f"{wrong} is {'a URL' if wrong is local else 'no URL'}: expected unde {usage}, with a URL such as "
             "s3://bucket/idx"
         )
+    count = _copy(source, target)
+    unchanged = f", {count.unchanged} of them were there already" if count.unchanged else ""
+    console.echo(f"{target}: {console.counted(count.files, 'file')}{unchanged}")
 
 
 def _copy(source: StorePath, target: StorePath) -> CopyCount:
@@ -79,11 +81,6 @@ def _copy(source: StorePath, target: StorePath) -> CopyCount:
     content = source.read_bytes()
     Bank.open(source) if content[:2] == b"PK" else Weights.load(source)
     return copy_file(content, target)
-
-
-def _report(target: StorePath, count: CopyCount) -> None:
-    unchanged = f", {count.unchanged} of them were there already" if count.unchanged else ""
-    console.echo(f"{target}: {console.counted(count.files, 'file')}{unchanged}")
 
 
 def verify(

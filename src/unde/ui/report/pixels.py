@@ -53,12 +53,10 @@ def _channels_last(array: np.ndarray, channels_first: bool) -> np.ndarray:
 
 
 def _to_uint8(array: np.ndarray) -> np.ndarray:
-    if array.dtype == np.uint8:
-        return array
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if array.dtype.kind in "ui" and array.min() >= 0 and array.max() <= 255:
-        return array.astype(np.uint8)
+        return array.astype(np.uint8, copy=False)
     values = array.astype(np.float64)
     if not np.isfinite(values).all():
         raise UndeError("an image holds NaN or infinite pixels: only finite values can be shown")
