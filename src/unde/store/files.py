@@ -55,7 +55,7 @@ def write_atomically(path: StorePath, content: Content) -> None:
             raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
     try:
-        with os.fdopen(os.open(temporary, _NEW, 0o666), "wb") as file:
+        with open(temporary, "wb", opener=_open_new) as file:
             for part in _parts(content):
                 file.write(part)
             file.flush()
@@ -66,6 +66,10 @@ def write_atomically(path: StorePath, content: Content) -> None:
             temporary.unlink()
         raise
     _sync_folder(path.parent)
+
+
+def _open_new(path: str, _flags: int) -> int:
+    return os.open(path, _NEW, 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
