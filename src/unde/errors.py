@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 
 class UndeError(ValueError):
@@ -28,3 +29,32 @@ def unknown(kind: str, value: object, known: Iterable[str]) -> UndeError:
     nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
     return UndeError(f"unknown {kind} {value!r}: expected one of {', '.join(map(repr, names))}{hint}")
+
+
+@contextmanager
+def explain(message: str, *errors: type[Exception]) -> Generator[None]:
+    """Raise an UndeError in place of `errors`, with {e}, its {kind} and the {why} of the system in the message.
+
+    An UndeError passes, unless it is one of the `errors`; a store that does not answer always does.
+
+    >>> with explain("no number ({e})", ValueError):
+    ...     float("x")
+    Traceback (most recent call last):
+    unde.errors.UndeError: no number (could not convert string to float: 'x')
+    """
+    try:
+        yield
+    except errors as e:
+        if isinstance(e, UndeError) and (isinstance(e, OSError) or UndeError not in errors):
+            raise
+        why = getattr(e, "strerror", None) or e
+        for name, value in {"{e}": e, "{kind}": type(e).__name__, "{why}": why}.items():
+            message = message.replace(name, str(value))
+        raise UndeError(message) from e
+
+
+def require_positive(**values: float | None) -> None:
+    """Raise unless counts are at least 1; None is for what is not set."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise UndeError(f"{name} is {value}: expected at least 1")

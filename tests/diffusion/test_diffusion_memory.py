@@ -129,7 +129,7 @@ def test_the_size_of_passes_is_no_part_of_an_index():
 
 
 def test_no_rows():
-    with pytest.raises(UndeError, match="rows=0: expected at least one noisy image"):
+    with pytest.raises(UndeError, match="rows is 0: expected at least 1"):
         Diffusion(ddpm(), rows=0)
 
 

@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import minimize
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from unde.evaluate import calibration
 from unde.evaluate.calibration import (
-    average_ranks,
     jackknife,
     large_sample_factor,
     spearman,
@@ -197,9 +195,3 @@ def test_reliability_is_the_agreement_between_seeds(share):
     one, two = (signal + np.sqrt(1 - share) * rng.normal(size=signal.shape) for _ in range(2))
     which = np.arange(2)
     assert calibration.reliability(one, two[which], which) == pytest.approx(share, abs=0.08)
-
-
-def test_ranks_are_those_of_scipy():
-    utility = np.random.default_rng(0).normal(size=(5, 3))
-    np.testing.assert_array_equal(average_ranks(utility), rankdata(utility, axis=0))
-    assert torch.is_tensor(torch.from_numpy(average_ranks(utility)))

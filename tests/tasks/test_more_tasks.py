@@ -21,7 +21,7 @@ from unde.tasks import (
     Seq2SeqLM,
     TokenClassification,
 )
-from unde.tasks.replace import ReplaceBoth, ReplaceInputs, ReplaceSeen
+from unde.tasks.replace import Replace
 from zoo import BY_NAME, encoder, hidden, pairs, t5, tagged, texts
 
 MASK, SPECIAL = 4, (0, 1, 2)
@@ -170,7 +170,7 @@ def test_copies_of_masked_texts_keep_what_is_hidden():
     task, model = MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL), made(encoder("Bert", "MaskedLM"))
     e = example(16)
     (replace,) = task.perturbations(model, [e, example(12, 1)])
-    assert isinstance(replace, ReplaceSeen)
+    assert isinstance(replace, Replace)
     was = task.hide_tokens(task.collate([e]), 23)
     copy_ = replace(e, 1.0, np.random.default_rng(0))
     asked = was["labels"][0] != -100
@@ -182,7 +182,7 @@ def test_copies_of_masked_texts_keep_what_is_hidden():
 
 def test_copies_of_pairs_change_on_both_sides():
     e = {"input_ids": [9, 8, 7, 1], "labels": [5, 6, -100, 1], "decoder_input_ids": [0, 5, 6, 0]}
-    made_ = ReplaceBoth(np.array([11]), frozenset({0, 1}), targets=np.array([12]))(
+    made_ = Replace(np.array([11]), frozenset({0, 1}), "target", targets=np.array([12]))(
         e, 1.0, np.random.default_rng(0)
     )
     assert made_ == {
@@ -195,7 +195,7 @@ def test_copies_of_pairs_change_on_both_sides():
 def test_copies_of_tagged_texts_keep_their_classes():
     """A class whose number is that of a token is no token."""
     e = {"input_ids": [2, 9, 8], "labels": [2, -100, 1]}
-    made_ = ReplaceInputs(np.array([11]))(e, 1.0, np.random.default_rng(0))
+    made_ = Replace(np.array([11]), labels="classes")(e, 1.0, np.random.default_rng(0))
     assert made_ == {"input_ids": [11, 9, 11], "labels": [2, -100, 1]}
 
 

@@ -335,7 +335,7 @@ def test_arrays_of_images_stay_arrays():
 def test_other_examples_are_refused():
     with pytest.raises(UndeError, match=r"has 'images' or 'latents': this one has \['pixels'\]"):
         Augment()({"pixels": normal(3, 4, 4)}, 0.5, random())
-    refused("has 'images' or 'latents': this one is a tuple", Augment(), (normal(3, 4, 4), 1), 0.5, random())
+    refused("has 'images' or 'latents': this one has tuple", Augment(), (normal(3, 4, 4), 1), 0.5, random())
 
 
 # --- journeys ------------------------------------------------------------------------------------------

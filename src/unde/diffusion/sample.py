@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.store.files import (
@@ -240,10 +240,8 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
             raise UndeError(
                 f"{folder} holds {others[0]!r} and no samples: choose a new folder, or one that samples were saved in"
             )
-    try:
+    with explain(f"cannot make the folder {folder} ({{why}}): choose another path", OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another path") from None
     content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     file = folder / f"samples-{digest[:12]}.safetensors"
@@ -260,12 +258,13 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and what is known about them, after checking that they are what was saved."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "is not there"
-        raise UndeError(f"no samples at {folder}, which {what}: expected a folder that Samples.save has made")
     if not (folder / NAME).exists():
-        raise UndeError(f"{folder} holds no {NAME}: expected a folder that Samples.save has made")
-    try:
+        what = (
+            "is not there" if not folder.exists() else f"holds no {NAME}" if folder.is_dir() else "is a file"
+        )
+        raise UndeError(f"no samples at {folder}, which {what}: expected a folder that Samples.save has made")
+    message = f"the samples in {folder} are damaged ({{e}}): sample and save them again"
+    with explain(message, UndeError, OSError, ValueError, KeyError, TypeError, SafetensorError):
         about = read_json(folder / NAME)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError("it is no file of samples")
@@ -280,5 +279,3 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if hashlib.blake2b(content, digest_size=16).hexdigest() != about["digest"]:
             raise ValueError(f"{file.name} does not match its checksum")
         return load(content), about
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as e:
-        raise UndeError(f"the samples in {folder} are damaged ({e}): sample and save them again") from None

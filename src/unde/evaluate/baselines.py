@@ -175,11 +175,10 @@ class WordIndex:
 
 
 def _check_texts(texts: Iterable[str], name: str) -> list[str]:
-    items = [texts] if isinstance(texts, str) else list(texts)
+    items = list(texts)
     bad = next((i for i, text in enumerate(items) if not isinstance(text, str)), None)
     if isinstance(texts, str) or not items or bad is not None:
-        what = "empty" if not items else "a single string"
-        if bad is not None:
-            what = f"not all text: number {bad} is a {type(items[bad]).__name__}"
+        what = "a single string" if isinstance(texts, str) else "empty"
+        what = what if bad is None else f"not all text: number {bad} is a {type(items[bad]).__name__}"
         raise UndeError(f"{name} is {what}: expected a list of strings, one for each example")
     return items

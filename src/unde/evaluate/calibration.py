@@ -65,20 +65,15 @@ def select(
 ) -> ChosenSetting:
     """Choose a setting, and weights for it if they gain on what they were not fitted to.
 
-    Args:
-        predictions: What each setting predicts.
-        utility: What the models did, (S, Q), higher is better.
-        curves: Settings that differ in their damping alone, in ascending order; by default none do.
-        seed: Of the folds that weights are judged on.
+    `curves` are settings that differ in their damping alone, in ascending order; `seed` is that of the folds.
     """
     setting = select_setting(predictions, utility, curves)
     resolved = predictions[setting].astype(np.float64)
-    if resolved.shape[2] == 1 or len(utility) < FEWEST_FOR_WEIGHTS:
-        return ChosenSetting(setting)
-    decay = choose_decay(resolved, utility, seed)
+    few = resolved.shape[2] == 1 or len(utility) < FEWEST_FOR_WEIGHTS
+    decay = None if few else choose_decay(resolved, utility, seed)
     if decay is None:
         return ChosenSetting(setting)
-    return ChosenSetting(setting, fit_to_retrained(resolved, average_ranks(utility), decay), decay)
+    return ChosenSetting(setting, fit_to_retrained(resolved, ranks(utility), decay), decay)
 
 
 def select_setting(
@@ -87,7 +82,7 @@ def select_setting(
     """The setting whose unweighted predictions correlate best with what the models did."""
     means = {name: float(pearson(p.sum(2), utility).mean()) for name, p in predictions.items()}
     means = smooth(means, curves or [[name] for name in predictions])
-    return max(means, key=lambda name: means[name])
+    return max(means, key=means.__getitem__)
 
 
 def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -106,13 +101,13 @@ def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[
 
 def choose_decay(resolved: np.ndarray, utility: np.ndarray, seed: int = 0) -> float | None:
     """The weight decay that gains most on models and queries left out; None if none surely gains."""
-    ranks, plain = average_ranks(utility), ChosenSetting("").predict({"": resolved})
+    ranked, plain = ranks(utility), ChosenSetting("").predict({"": resolved})
     gains = {}
     for decay in DECAYS:
         weighted = np.empty_like(plain)
         for models, queries in _folds(*utility.shape, seed):
             fit, rest = np.ix_(~models, ~queries), np.ix_(models, queries)
-            fitted = fit_to_retrained(resolved[fit], ranks[fit], decay)
+            fitted = fit_to_retrained(resolved[fit], ranked[fit], decay)
             weighted[rest] = ChosenSetting("", fitted).predict({"": resolved})[rest]
         gain = float((pearson(weighted, utility) - pearson(plain, utility)).mean())
         left_out = jackknife(weighted, utility) - jackknife(plain, utility)
@@ -137,16 +132,10 @@ def crossfit(
 
 
 def reliability(utility: np.ndarray, again: np.ndarray, which: np.ndarray) -> float:
-    """How far the ranks of models agree when their subsets are trained with another seed: 1 fully, 0 not at all.
+    """How far the ranks of models (S, Q) agree with those of subsets `which` trained anew (R, Q): from 0 to 1.
 
     The rank of a model is taken among those of the other subsets. Two ranks that have nothing to do with each other
-    differ by 2 Var in square, with Var = (S² − 1) / 12 the variance of a rank; the share of that which is missing is
-    agreement.
-
-    Args:
-        utility: (S, Q) of all models.
-        again: (R, Q) of some of the same subsets, trained with another seed.
-        which: (R,) which subsets these are.
+    differ by 2 Var in square, with Var = (S² − 1) / 12 the variance of a rank.
     """
     models, squares = len(utility), []
     for subset, second in zip(which, again):
@@ -188,13 +177,11 @@ def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.nd
 # --- rank correlation over few models ---------------------------------------------------------------------
 
 
-def average_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 on over the first axis of (S, Q); equal values share the mean of theirs.
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks over the first axis of (S, Q); equal values share the mean of theirs."""
+    from scipy.stats import rankdata  # slow to import
 
-    >>> average_ranks(np.array([[3.0], [1.0], [3.0]]))[:, 0]
-    array([2.5, 1. , 2.5])
-    """
-    return np.stack([(values < row).sum(0) + ((values == row).sum(0) + 1) / 2 for row in values])
+    return rankdata(values, axis=0)
 
 
 def spearman(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
@@ -203,10 +190,7 @@ def spearman(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     >>> spearman(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [3.0], [2.0]]))
     array([0.5])
     """
-    x, y = (average_ranks(v) - (len(v) + 1) / 2 for v in (predicted, actual))
-    xx, yy = (x * x).sum(0), (y * y).sum(0)
-    rho = (x * y).sum(0) / np.sqrt(np.where((xx > 0) & (yy > 0), xx * yy, 1.0))
-    return np.where(yy > 0, np.where(xx > 0, rho, 0.0), np.nan)
+    return np.where(np.ptp(actual, axis=0) > 0, pearson(ranks(predicted), ranks(actual)), np.nan)
 
 
 def large_sample_factor(mean: float, models: int) -> float:
@@ -218,16 +202,13 @@ def large_sample_factor(mean: float, models: int) -> float:
     >>> round(large_sample_factor(0.0, 8), 3), round(large_sample_factor(0.5, 16), 3)
     (1.125, 1.057)
     """
+    from scipy.optimize import brentq  # slow to import
+
     if abs(mean) < 1e-6:
         return (models + 1) / models
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _mean_of_sample(middle, models) < abs(mean):
-            low = middle
-        else:
-            high = middle
-    return 6 / math.pi * math.asin(high / 2) / _mean_of_sample(high, models)
+    least = min(abs(mean), 1 - 1e-9)
+    r = brentq(lambda r: _mean_of_sample(r, models) - least, 0.0, 1.0)
+    return 6 / math.pi * math.asin(r / 2) / _mean_of_sample(r, models)
 
 
 def _mean_of_sample(r: float, n: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.metrics import check_contributors, lds, rank, recall_at_k, skipped_examples
 from unde.groups import unet_cell
@@ -202,18 +202,11 @@ def _classifier(cells: Any) -> Callable[[str], tuple[str, str] | None]:
             f"cells are {cells!r}: expected a function from a name to (row, column), a regular expression for each, or "
             "None for each group by itself"
         )
-    row, column = cells
-    try:
-        patterns = re.compile(row), re.compile(column)
-    except re.error as e:
-        raise UndeError(
-            f"cells are ({row!r}, {column!r}), which are not both regular expressions: {e}"
-        ) from None
+    with explain(f"cells are {cells!r}, which are not both regular expressions: {{e}}", re.error):
+        row, column = map(re.compile, cells)
 
     def cell(name: str) -> tuple[str, str] | None:
-        first, second = (p.search(name) for p in patterns)
-        if first is None or second is None:
-            return None
-        return first[min(1, patterns[0].groups)], second[min(1, patterns[1].groups)]
+        first, second = row.search(name), column.search(name)
+        return first and second and (first[min(1, row.groups)], second[min(1, column.groups)])
 
     return cell

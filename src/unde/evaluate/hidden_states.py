@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError, require_positive, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.tasks import Task
@@ -26,18 +25,14 @@ _MAX_OUTPUTS = 2**26  # outputs of the head in one batch: 256 MiB of logits
 _SHORT_LIST = 12  # so many module names fit into an error message
 
 
-@dataclass(frozen=True)
-class States:
+class States(NamedTuple):
     """Hidden states (B, d) and losses (B,) of some examples; `hidden` is None where the model gives none."""
 
     hidden: Tensor | None
     loss: Tensor
 
 
-@dataclass(frozen=True)
-class _LayerCall:
-    """One call of a module."""
-
+class _LayerCall(NamedTuple):
     module: nn.Module
     input: Any
     output: Any
@@ -59,7 +54,10 @@ class HiddenStates:
     def __init__(self, model: nn.Module, task: Task, rows: Rows) -> None:
         self.model, self.task, self.problem = model, task, ""
         self.batch_size, self._head = _MAX_BATCH, None
-        output = _output_embedding(model)
+        try:
+            output = model.get_output_embeddings()
+        except (NotImplementedError, AttributeError):  # models without one
+            output = None
         candidates = [m for m in model.modules() if _is_linear(m) or m is output]
         probe = evenly(len(rows), _PROBE_EXAMPLES)
         with frozen_eval(model), torch.no_grad(), _last_calls(candidates, output) as calls:
@@ -86,18 +84,15 @@ class HiddenStates:
         with frozen_eval(self.model), torch.no_grad(), _last_calls(heads) as calls:
             batch = to_device(rows.batch(positions), placement(self.model)[0])
             loss = self.task.loss(self.model, batch).float().cpu()
-            hidden = None if self.problem else self._average(calls["last"].input, batch).cpu()
-        return States(hidden, loss)
+        if self.problem:
+            return States(None, loss)
+        x, convolution = calls["last"].input, isinstance(self._head, _CONVOLUTIONS)
+        mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 and not convolution else None
+        return States(_pool(x, mask, convolution).cpu(), loss)
 
     def ranges(self, rows: Rows) -> list[range]:
         """Positions of `rows`, batch by batch."""
         return _ranges(rows, self.batch_size)
-
-    def _average(self, x: Tensor, batch: Any) -> Tensor:
-        """(B, d) from the input of the head."""
-        convolution = isinstance(self._head, _CONVOLUTIONS)
-        mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 and not convolution else None
-        return _pool(x, mask, convolution)
 
     def _mask(self, batch: Any, shape: tuple[int, ...]) -> Tensor | None:
         """(B, T) mask of real tokens: the one of this shape, of the task or else of the batch."""
@@ -111,14 +106,6 @@ class HiddenStates:
 def _is_linear(module: nn.Module) -> bool:
     conv1d = type(module).__name__ == "Conv1D"  # the linear layer of GPT-2 in transformers
     return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or conv1d
-
-
-def _output_embedding(model: nn.Module) -> nn.Module | None:
-    get = getattr(model, "get_output_embeddings", None)
-    try:
-        return get() if callable(get) else None
-    except (NotImplementedError, AttributeError):  # models without one
-        return None
 
 
 @contextmanager
@@ -236,14 +223,13 @@ def representation_distance(
         raise UndeError(
             f"encoder is a {type(encoder).__name__}: expected a module, or a function from a batch to its features"
         )
-    module = encoder if isinstance(encoder, nn.Module) else None
+    module = encoder if isinstance(encoder, nn.Module) else nn.Identity()
 
     def features(rows: Rows, r: range) -> Tensor:
-        batch = rows.batch(r)
-        batch = batch if module is None else to_device(batch, _device(module))
+        batch = to_device(rows.batch(r), _device(module)) if module is encoder else rows.batch(r)
         return _features(encoder(batch), "the encoder", batch, len(r))
 
-    with nullcontext() if module is None else frozen_eval(module), torch.no_grad():
+    with frozen_eval(module), torch.no_grad():
         return _similarities(features, Rows(train_data, collate), Rows(queries, collate), batch_size, "l2")
 
 
@@ -251,8 +237,7 @@ def _similarities(
     features: Callable[[Rows, range], Tensor], train: Rows, queries: Rows, batch_size: int, metric: str
 ) -> Tensor:
     """(Q, N) similarity of the features (B, d) of queries and training examples, batch by batch."""
-    if batch_size < 1:
-        raise UndeError(f"batch_size is {batch_size}: expected at least 1")
+    require_positive(batch_size=batch_size)
     query_features = torch.cat([features(queries, r) for r in _ranges(queries, batch_size)])  # (Q, d)
     scores = torch.empty(len(queries), len(train))
     with console.progress("representations", len(train)) as advance:

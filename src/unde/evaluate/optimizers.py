@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -69,10 +69,8 @@ def optimizer_factory(
     def make() -> Optimizer:
         optimizer = factory(list(trainable))
         if state is not None:
-            with explain_step_errors(optimizer):
-                optimizer.load_state_dict(
-                    copy.deepcopy(dict(state))
-                )  # torch keeps the tensors, and steps change them
+            with explain_step_errors(optimizer):  # torch keeps the tensors, and steps change them
+                optimizer.load_state_dict(copy.deepcopy(dict(state)))
         if lr is not None:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -84,42 +82,36 @@ def optimizer_factory(
 def _check_state(state: Mapping[str, Any], optimizer: Optimizer, names: list[str]) -> None:
     """Refuse a state that was saved for other parameters."""
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
-        what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        what = list(state) if isinstance(state, Mapping) else type(state).__name__
         raise UndeError(f"optimizer_state is {what}: expected what optimizer.state_dict() gives")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    keys = [key for group in state["param_groups"] for key in group["params"]]
+    parameters, keys = (
+        [p for group in groups for p in group["params"]]
+        for groups in (optimizer.param_groups, state["param_groups"])
+    )
     expected, actual = (
         [len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])
     )
-    cure = (
-        "It was saved for another model, or for parameters in another order or grouping: `optimizer` must make "
-        "the optimizer as training did"
-    )
-    counts = f"{len(keys)} parameters in groups of {actual}, the optimizer {len(parameters)} in groups of {expected}"
+    problem = ""
     for name, p, key in zip(names, parameters, keys):
         for entry, value in state["state"].get(key, {}).items():
-            if entry in _LIKE_PARAMETER and isinstance(value, Tensor) and value.shape != p.shape:
-                sizes = "" if actual == expected else f" It holds {counts}."
-                raise UndeError(
-                    f"optimizer_state does not fit parameter {name!r}: its {entry} has shape {tuple(value.shape)}, "
-                    f"expected {tuple(p.shape)}.{sizes} {cure}"
+            if not problem and entry in _LIKE_PARAMETER and value.shape != p.shape:
+                problem = (
+                    f" Its {entry} of {name!r} has shape {tuple(value.shape)}, expected {tuple(p.shape)}."
                 )
-    if actual != expected:
-        missing = (
-            f": the first without a state is {names[len(keys)]!r}" if len(keys) < len(parameters) else ""
-        )
-        raise UndeError(f"optimizer_state holds {counts}{missing}. {cure}")
-
-
-@contextmanager
-def explain_step_errors(optimizer: Optimizer) -> Generator[None]:
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as e:
+    if actual != expected or problem:
         raise UndeError(
-            f"{type(optimizer).__name__} cannot take a step ({type(e).__name__}: {e}): expected an optimizer whose "
-            "step() needs no argument, and an optimizer_state that this kind of optimizer has saved"
-        ) from e
+            f"optimizer_state does not fit: it holds {len(keys)} parameters in groups of {actual}, the optimizer "
+            f"{len(parameters)} in groups of {expected}.{problem} It was saved for another model, or for parameters "
+            "in another order or grouping: `optimizer` must make the optimizer as training did"
+        )
+
+
+def explain_step_errors(optimizer: Optimizer) -> AbstractContextManager[None]:
+    message = (
+        f"{type(optimizer).__name__} cannot take a step ({{kind}}: {{e}}): expected an optimizer whose step() needs "
+        "no argument, and an optimizer_state that this kind of optimizer has saved"
+    )
+    return explain(message, KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 
 # Optimizers that step each number by itself, so that parameters of several models may lie in one tensor.
@@ -134,13 +126,11 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 def use_fused(optimizer: Optimizer) -> Optimizer:
     """The same optimizer with a fused step, if torch has one and no implementation was chosen."""
-    groups = optimizer.param_groups
-    free = all(
-        group.get("fused") is None
-        and group.get("foreach") is None
-        and not group.get("differentiable")
-        and not group.get("capturable")
+    groups, chosen = optimizer.param_groups, ("fused", "foreach", "differentiable", "capturable")
+    free = not any(
+        group.get(name) not in (None, False) or group.get("fused") is False
         for group in groups
+        for name in chosen
     )
     floating = all(p.is_floating_point() for group in groups for p in group["params"])
     if type(optimizer) not in _FUSED or optimizer.state or not free or not floating:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unde.data import Collate, Rows, choose_collate, to_device
-from unde.errors import UndeError
+from unde.errors import UndeError, explain, require_positive
 from unde.evaluate.arrays import Array, top_positions
 from unde.evaluate.estimate import Estimate
 from unde.evaluate.optimizers import Factory, explain_step_errors, optimizer_factory
@@ -117,8 +117,7 @@ def tail_patch(
         >>> bool((result.summed.per_query > 0).all())
         True
     """
-    if micro_batch < 1:
-        raise UndeError(f"micro_batch is {micro_batch}: expected at least 1")
+    require_positive(micro_batch=micro_batch)
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise UndeError(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
@@ -130,7 +129,11 @@ def tail_patch(
     top = top_positions(indices, len(query_rows), len(train))
     if not any(p.requires_grad for p in model.parameters()):
         raise UndeError("no parameter of the model requires grad: there is nothing that a step could change")
-    _refuse_training_queries(top_indices, model, query_rows, train, top)
+    if isinstance(top_indices, Top) and top_indices.trained_on is not None:
+        refuse_shared(len(top_indices.trained_on()), "queries", "the training data")
+    with frozen_eval(model):  # reading may draw random numbers
+        common = shared(query_rows.digests(), train.digests(np.unique(top).tolist()))
+    refuse_shared(len(common), "queries", "the training data")
     inputs = BuildInputs(model, task, train, recipe=Recipe(recipe) if isinstance(recipe, str) else recipe)
     job = PatchJob(inputs, query_rows, top, optimizer, optimizer_state, lr, micro_batch, max_grad_norm)
     _ = job.optimizer_and_weights  # raises before anything is sent to other processes
@@ -149,17 +152,6 @@ def tail_patch(
         ):
             change[q], tokens[q] = job.results.take((q,))["change"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
-
-
-def _refuse_training_queries(
-    top: Any, model: nn.Module, queries: Rows, train: Rows, indices: np.ndarray
-) -> None:
-    """Raise if queries are training examples: a step on a query itself says nothing about its proponents."""
-    if isinstance(top, Top) and top.trained_on is not None:
-        refuse_shared(len(top.trained_on()), "queries", "the training data")
-    with frozen_eval(model):  # reading may draw random numbers
-        common = shared(queries.digests(), train.digests(np.unique(indices).tolist()))
-    refuse_shared(len(common), "queries", "the training data")
 
 
 # --- one query ------------------------------------------------------------------------------------------
@@ -196,7 +188,7 @@ def patch_query(job: PatchJob, q: int) -> None:
     make, weights = job.optimizer_and_weights
     with frozen_eval(model):  # reading may draw random numbers
         query = to_device(job.queries.batch([q]), weights[0][0].device)
-    with _name_examples(f"query {q}"):
+    with explain(f"query {q}: {{e}}", UndeError):
         before, tokens = _measure(model, task, query)
     try:
         _step(job, make(), job.top[q].tolist())
@@ -253,22 +245,13 @@ def _step(job: PatchJob, optimizer: Optimizer, proponents: list[int]) -> None:
         for start in range(0, len(proponents), step):
             positions = proponents[start : start + step]
             batch = to_device(job.inputs.rows.batch(positions), trainable[0].device)
-            with _name_examples(f"training examples {positions}"):
+            with explain(f"training examples {positions}: {{e}}", UndeError):
                 loss = _check_losses(task.loss(model, batch), len(positions))
             (loss.sum() / len(proponents)).backward()
         if job.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(trainable, job.max_grad_norm)
         with explain_step_errors(optimizer):
             optimizer.step()
-
-
-@contextmanager
-def _name_examples(which: str) -> Generator[None]:
-    """Name the examples in errors of a task about its batch."""
-    try:
-        yield
-    except UndeError as e:
-        raise UndeError(f"{which}: {e}") from e
 
 
 def _check_losses(loss: Tensor, examples: int) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".parquet")  # each but the last also as .gz
 SAVED = "state.json"  # what save_to_disk of the datasets library writes, beside other files
@@ -72,11 +72,7 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
                 f"{where}: a {type(record).__name__}, expected an object with a field {columns[0]!r}"
             )
         identifier = record.get("id")
-        if (
-            isinstance(identifier, (str, int))
-            and not isinstance(identifier, bool)
-            and str(identifier).strip()
-        ):
+        if type(identifier) in (str, int) and str(identifier).strip():
             name = text_of(str(identifier), where, "'id'")
         yield Record(name, where, dict(record))
 
@@ -94,13 +90,10 @@ def text_of(value: Any, where: str, what: str) -> str:
     """Check that a value is a text that can be written as UTF-8."""
     if not isinstance(value, str):
         raise UndeError(f"{where}: {what} is {type(value).__name__}, expected a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as e:
-        half = value[e.start].encode("unicode_escape").decode()
-        raise UndeError(
-            f"{where}: character {e.start + 1} is half of a pair ({half}), which is no text"
-        ) from None
+    half = next((i for i, c in enumerate(value) if "\ud800" <= c <= "\udfff"), None)
+    if half is not None:
+        code = value[half].encode("unicode_escape").decode()
+        raise UndeError(f"{where}: character {half + 1} is half of a pair ({code}), which is no text")
     return value
 
 
@@ -125,7 +118,15 @@ def check_file(path: Path) -> tuple[str, bool]:
     The kind is how its name ends; of a folder of the datasets library it is `SAVED`.
     """
     if path.is_dir():
-        return _check_folder(path), False
+        if (path / SAVED).is_file():
+            return SAVED, False
+        if not (path / _SPLITS).is_file():
+            raise UndeError(
+                f"{path} is a folder: expected a file, or what save_to_disk of the datasets library wrote"
+            )
+        splits = sorted(p.parent.name for p in path.glob(f"*/{SAVED}"))
+        name = path / (splits or ["train"])[0]
+        raise UndeError(f"{path} holds the splits {', '.join(splits)}: name one of them, as in {name}")
     packed = path.name.lower().endswith(".gz")
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in SUFFIXES or (packed and suffix == ".parquet"):
@@ -142,18 +143,6 @@ def check_file(path: Path) -> tuple[str, bool]:
     return suffix, packed
 
 
-def _check_folder(path: Path) -> str:
-    if (path / SAVED).is_file():
-        return SAVED
-    if (path / _SPLITS).is_file():
-        splits = sorted(p.parent.name for p in path.glob(f"*/{SAVED}"))
-        name = path / (splits or ["train"])[0]
-        raise UndeError(f"{path} holds the splits {', '.join(splits)}: name one of them, as in {name}")
-    raise UndeError(
-        f"{path} is a folder: expected a file, or what save_to_disk of the datasets library wrote"
-    )
-
-
 def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """(name, where, record) of each record in a file."""
     suffix, packed = check_file(path)
@@ -166,11 +155,11 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, str, Any
             yield str(number), f"{path}, row {number}", record
         return
     read = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".txt": _txt}[suffix]
-    try:
-        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-            yield from read(file, path, columns[0])
-    except (OSError, EOFError, zlib.error) as e:
-        raise UndeError(f"cannot read {path}: {e}") from None
+    with (
+        explain(f"cannot read {path}: {{e}}", OSError, EOFError, zlib.error),
+        gzip.open(path, "rb") if packed else open(path, "rb") as file,
+    ):
+        yield from read(file, path, columns[0])
 
 
 def _lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[tuple[int, str]]:
@@ -186,18 +175,18 @@ def _jsonl(file: Any, path: Path, _: str) -> Iterator[tuple[str, str, Any]]:
         if not line.strip():
             continue  # between records or after the last one
         where = f"{path}, line {number}"
-        try:
+        with explain(
+            f"{where}: not JSON ({{e}}), expected one object on each line", ValueError, RecursionError
+        ):
             record = json.loads(line)
-        except (ValueError, RecursionError) as e:
-            raise UndeError(f"{where}: not JSON ({e}), expected one object on each line") from None
         yield str(number), where, record
 
 
 def _json(file: Any, path: Path, _: str) -> Iterator[tuple[str, str, Any]]:
-    try:
+    with explain(
+        f"{path}: not JSON ({{e}}). Is it .jsonl, one object on each line?", ValueError, RecursionError
+    ):
         records = json.loads(file.read())
-    except (ValueError, RecursionError) as e:
-        raise UndeError(f"{path}: not JSON ({e}). Is it .jsonl, one object on each line?") from None
     if not isinstance(records, list):
         raise UndeError(f"{path}: a {type(records).__name__}, expected a list of objects")
     for number, record in enumerate(records, 1):
@@ -239,26 +228,23 @@ def _table(path: Path, suffix: str) -> tuple[list[str], Callable[[list[str]], It
         raise UndeError(
             f"reading {path} needs {e.name}: pip install 'unde[hf]', or convert it to .jsonl"
         ) from None
-    try:
+    message = f"cannot read {path}: {{e}}"
+    with explain(message, ArrowException, OSError, ValueError, TypeError, KeyError):
         if suffix == SAVED:
             saved: Any = load_from_disk(str(path), keep_in_memory=False).with_format(None)
             known = list(saved.column_names)
         else:
             file = parquet.ParquetFile(path)
             known = list(file.schema_arrow.names)
-    except (ArrowException, OSError, ValueError, TypeError, KeyError) as e:
-        raise UndeError(f"cannot read {path}: {e}") from None
 
     def rows(wanted: list[str]) -> Iterator[dict[str, Any]]:
-        try:
+        with explain(message, ArrowException, OSError):
             if suffix == SAVED:
                 for some in saved.select_columns(wanted).iter(_AT_ONCE):
                     yield from (dict(zip(wanted, row)) for row in zip(*(some[name] for name in wanted)))
             else:
                 for batch in file.iter_batches(columns=wanted):
                     yield from batch.to_pylist()
-        except (ArrowException, OSError) as e:
-            raise UndeError(f"cannot read {path}: {e}") from None
 
     return known, rows
 

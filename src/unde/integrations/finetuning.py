@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from unde.data import choose_collate
 from unde.errors import UndeError
 from unde.evaluate import TrainingSpec
 from unde.integrations.language import load_model
-from unde.integrations.trainer import STATE, read_state
+from unde.integrations.trainer import STATE, explain_state, read_state
 from unde.setup import Setup
 from unde.store.files import read_json
 
@@ -97,10 +98,8 @@ def read_arguments(folder: Path, examples: int) -> Arguments:
     if not path.is_file():
         return defaults
     state, rates = read_state(path)
-    try:
+    with explain_state(path):
         epochs, steps = float(state["num_train_epochs"]), int(state["max_steps"])
-    except (ValueError, TypeError, KeyError) as e:
-        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
     batch = max(1, round(examples * epochs / steps)) if steps > 0 else defaults.batch_size
     return Arguments(epochs or defaults.epochs, first_rate(rates) or defaults.lr, batch)
 
@@ -143,10 +142,11 @@ class BaseModel:
 
 def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel:
     adapter, start = folder / _ADAPTER, base
-    if start is None and adapter.is_file():
-        start = _read_key(adapter, "base_model_name_or_path")
-    elif start is None:
-        start = _read_key(folder / _CONFIG, "_name_or_path")
+    if start is None:
+        key = "base_model_name_or_path" if adapter.is_file() else "_name_or_path"
+        with suppress(OSError, ValueError, AttributeError):
+            start = read_json(adapter if adapter.is_file() else folder / _CONFIG, follow=True).get(key)
+    start = start if isinstance(start, str) and start else None
     same = start is not None and Path(start).is_dir() and Path(start).resolve() == folder.resolve()
     if start is None or same or not (Path(start).expanduser().is_dir() or adapter.is_file() or base):
         raise UndeError(
@@ -154,14 +154,6 @@ def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel
             "(--base DIR), or continue from the model as it is (--how local)"
         )
     return BaseModel(os.path.expanduser(start), str(folder) if adapter.is_file() else None, trust_remote_code)
-
-
-def _read_key(path: Path, key: str) -> str | None:
-    try:
-        value = read_json(path, follow=True).get(key)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return value if isinstance(value, str) and value else None
 
 
 def _linear_decay(optimizer: Optimizer, steps: int) -> LambdaLR:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.integrations import model_types as kinds
 from unde.integrations import require
 from unde.integrations.documents import SUFFIXES, Texts, TextSequences, check_file, pieces
@@ -214,10 +214,8 @@ def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
 
 def _base(adapter: str) -> str:
     path = Path(adapter) / _ADAPTER
-    try:
+    with explain(f"{path} names no base model ({{kind}}: {{e}})", ValueError, KeyError, TypeError, OSError):
         return read_json(path, follow=True)["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError, OSError) as e:
-        raise UndeError(f"{path} names no base model ({type(e).__name__}: {e})") from None
 
 
 def _holds(folder: str, files: tuple[str, ...]) -> bool:

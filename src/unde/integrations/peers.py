@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unde.data import parse_bytes, to_numpy
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError, explain, unknown
 from unde.groups import Groups
 from unde.methods import TracIn
 from unde.scoring import ArrayScores, GroupScores, TrainFeatures, from_arrays
@@ -138,10 +138,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
             f"no file {file}: expected the folder scores_NAME that kronfluence wrote, with {_PAIRWISE} in it "
             "(partitions are put together by its aggregate_pairwise_scores)"
         )
-    try:
+    with explain(f"cannot read {file} as scores of kronfluence ({{e}})", SafetensorError, OSError):
         return load_file(file)
-    except (SafetensorError, OSError) as e:
-        raise UndeError(f"cannot read {file} as scores of kronfluence ({e})") from None
 
 
 def _sum_tokens(name: str, values: Any) -> np.ndarray:
@@ -164,12 +162,11 @@ def _sign(target: str) -> float:
 
 
 def _info(folder: Path) -> dict[str, Any]:
-    try:
+    with (
+        explain(f"cannot read {folder / 'info.json'} ({{e}})", OSError, ValueError),
+        explain(f"{folder} holds no info.json: expected a folder that bergson wrote", FileNotFoundError),
+    ):
         found = read_json(folder / "info.json", follow=True)
-    except FileNotFoundError:
-        raise UndeError(f"{folder} holds no info.json: expected a folder that bergson wrote") from None
-    except (OSError, ValueError) as e:
-        raise UndeError(f"cannot read {folder / 'info.json'} ({e})") from None
     if not isinstance(found, dict) or not {"num_scores", "grad_sizes"} & set(found):
         raise UndeError(
             f"{folder / 'info.json'} names neither scores nor gradients: expected one that bergson wrote"
@@ -178,10 +175,8 @@ def _info(folder: Path) -> dict[str, Any]:
 
 
 def _map_file(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    try:
+    with explain(f"cannot read {file} ({{why}})", OSError):
         size = file.stat().st_size
-    except OSError as e:
-        raise UndeError(f"cannot read {file} ({e.strerror})") from None
     need = dtype.itemsize * int(np.prod(shape))
     if size != need or not need:
         raise UndeError(f"{file} has {size:,} bytes, its info.json tells of {need:,}: is it finished?")
@@ -190,7 +185,8 @@ def _map_file(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
 
 def _scores(folder: Path, info: Mapping[str, Any]) -> np.ndarray:
     """(N, Q) in float32, once all are known to be written."""
-    try:
+    message = f"{folder / 'info.json'} does not describe scores as bergson does ({{e}})"
+    with explain(message, KeyError, TypeError, ValueError):
         dtype, rows, count = _struct(info["dtype"]), int(info["num_rows"]), int(info["num_scores"])
         found = _map_file(folder / "scores.bin", dtype, (rows,))
         out = np.empty((rows, count), np.float32)
@@ -202,10 +198,6 @@ def _scores(folder: Path, info: Mapping[str, Any]) -> np.ndarray:
                     "bergson again"
                 )
             out[:, q] = _as_float(found[f"score_{q}"], info["dtype"]["formats"][0]).numpy()
-    except (KeyError, TypeError, ValueError) as e:
-        if isinstance(e, UndeError):
-            raise
-        raise UndeError(f"{folder / 'info.json'} does not describe scores as bergson does ({e})") from None
     if not info.get("attribute_tokens"):
         return out
     return _sum_rows(torch.from_numpy(out), _offsets(folder, rows), 0, int(info["num_items"])).numpy()
@@ -226,12 +218,9 @@ def _as_float(values: np.ndarray, stored: str) -> Tensor:
 
 def _offsets(folder: Path, rows: int) -> np.ndarray:
     """Where the tokens of each example begin, and the last ones end."""
-    try:
+    message = f"cannot read {folder / 'offsets.npy'}, which says whose the tokens are ({{e}})"
+    with explain(message, OSError, ValueError):
         found = np.load(folder / "offsets.npy", allow_pickle=False)
-    except (OSError, ValueError) as e:
-        raise UndeError(
-            f"cannot read {folder / 'offsets.npy'}, which says whose the tokens are ({e})"
-        ) from None
     if found.ndim != 1 or not len(found) or found[0] != 0 or found[-1] != rows or (np.diff(found) < 0).any():
         raise UndeError(
             f"{folder / 'offsets.npy'} does not divide {rows} tokens into examples: build it again"

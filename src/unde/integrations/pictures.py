@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unde.data import Rows, evenly, to_numpy
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 
 PIXELS = 50_000_000  # of a picture, at most: a small file can unfold into gigabytes
 SAMPLED = 64  # training examples that tell what pictures are like
@@ -27,20 +27,18 @@ def decode_picture(content: bytes) -> Any:
         raise UndeError("pictures are read by Pillow: pip install pillow") from None
     if not content:
         raise UndeError("the file is empty: expected a PNG or JPEG picture")
-    try:
+    damaged = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+    with (
+        explain("this picture cannot be read ({e}): save it again as PNG or JPEG", *damaged),
+        explain("this file is no PNG or JPEG picture: convert it, or choose another", UnidentifiedImageError),
+    ):
         image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
-    except UnidentifiedImageError:
-        raise UndeError("this file is no PNG or JPEG picture: convert it, or choose another") from None
-    except (OSError, ValueError, Image.DecompressionBombError) as e:
-        raise UndeError(f"this picture cannot be read ({e}): save it again as PNG or JPEG") from None
     width, height = image.size
     if width * height > PIXELS:
         raise UndeError(f"a picture of {width} × {height}: expected at most {PIXELS // 10**6} million pixels")
-    try:
+    with explain("this picture is damaged ({e}): save it again as PNG or JPEG", *damaged):
         image.load()
         image = ImageOps.exif_transpose(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-        raise UndeError(f"this picture is damaged ({e}): save it again as PNG or JPEG") from None
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -15,14 +15,14 @@ from torch import nn
 
 from unde import console
 from unde.checkpoints import Checkpoint
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.integrations.trainer import checkpoints_in, newest
 from unde.setup import Recipe, Setup
 from unde.store.files import check_settings, read_json, settings_checksum, write_atomically, write_bytes
 from unde.store.layout import SOURCE
-from unde.store.remote import StorePath, Unreachable, exists, is_local
+from unde.store.remote import StorePath, exists, is_local
 
 _LONGEST = 2**20  # bytes of a file
 _TRUST = "trust_remote_code"
@@ -228,16 +228,11 @@ def _read(index: StorePath) -> ModelSource:
     if not exists(path, links=True):
         return ModelSource()
     names = {field.name for field in fields(ModelSource)} - {_TRUST}
-    try:
+    message = f"{path} is damaged ({{e}}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
+    with explain(message, UndeError, OSError, ValueError, TypeError, AttributeError):
         settings = read_json(path, _LONGEST)
         check_settings(settings)
         source = ModelSource(**{k: v for k, v in settings.items() if k in names})
         if not all(type(v) is (int if k == "seq_len" else str) for k, v in source.options.items()):
             raise TypeError("a value of another type")
-    except Unreachable:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise UndeError(
-            f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
-        ) from None
     return source

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.checkpoints import Checkpoint
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
+from unde.integrations import require
 from unde.store.files import check_plain, read_json
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that Trainer writes
@@ -109,26 +111,22 @@ class ShardedWeights(Mapping[str, Tensor]):
 
 
 def _open(file: Path) -> Any:
-    try:
+    with (
+        explain(f"checkpoint {file} is damaged ({{e}})", SafetensorError),
+        explain(f"cannot read the checkpoint {file} ({{why}})", OSError),
+    ):
         check_plain(file, follow=True)
         return safe_open(file, framework="pt")
-    except SafetensorError as e:
-        raise UndeError(f"checkpoint {file} is damaged ({e})") from None
-    except OSError as e:
-        raise UndeError(f"cannot read the checkpoint {file} ({e.strerror or e})") from None
 
 
 def _with_adapter(file: Path, model: nn.Module) -> dict[str, Tensor]:
     """The model's own weights with those of an adapter, whose files name them otherwise than the model does."""
-    try:
-        from peft import PeftModel, get_peft_model_state_dict
-    except ImportError:
-        raise UndeError(f"{file} is an adapter, and needs peft: pip install peft") from None
-    if not isinstance(model, PeftModel):
+    peft = require("peft", "peft")
+    if not isinstance(model, peft.PeftModel):
         raise UndeError(f"{file} is an adapter, but the model has none: name the adapter as --hf-model")
     live = model.state_dict()
     place = {tensor.data_ptr(): name for name, tensor in live.items()}
-    saved = {name: place[t.data_ptr()] for name, t in get_peft_model_state_dict(model).items()}
+    saved = {name: place[t.data_ptr()] for name, t in peft.get_peft_model_state_dict(model).items()}
     tensors = ShardedWeights([file])
     odd = sorted(set(saved) ^ set(tensors))
     if odd:
@@ -150,12 +148,16 @@ def _rates(checkpoints: dict[int, Path]) -> list[float] | None:
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[int, float]]:
     """A trainer_state.json, and the learning rates that it logged by step."""
-    try:
+    with explain_state(path):
         state = read_json(path, follow=True)
         log = state["log_history"]
         return state, {int(e["step"]): float(e["learning_rate"]) for e in log if "learning_rate" in e}
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
+
+
+def explain_state(path: Path) -> AbstractContextManager[None]:
+    return explain(
+        f"{path} is not what Trainer writes ({{kind}}: {{e}})", OSError, ValueError, TypeError, KeyError
+    )
 
 
 def recorded(folder: str | os.PathLike[str]) -> tuple[list[Path], list[float]]:
@@ -171,8 +173,7 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
     path = folder / RECORDED
     if not path.exists():
         return []
-    try:
+    message = f"{path} is not what a CheckpointRecorder writes: choose another folder"
+    with explain(message, ValueError, TypeError, KeyError):
         entries = json.loads(path.read_text())
         return [{k: e[k] for k in ("step", "learning_rate", "file")} for e in entries]
-    except (ValueError, TypeError, KeyError):
-        raise UndeError(f"{path} is not what a CheckpointRecorder writes: choose another folder") from None

@@ -18,11 +18,11 @@ from torch import nn
 
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.fingerprints import data_fingerprint
 from unde.setup import Recipe, Setup
 from unde.store.manifest import Manifest
-from unde.store.remote import StorePath, Unreachable, is_local
+from unde.store.remote import StorePath, is_local
 from unde.tasks.base import Task
 
 
@@ -70,15 +70,12 @@ def pack_model(
     if found is not kind or kind.__module__ == "__main__" or not _constructible(kind) or config is None:
         raise not_portable(model)
     file = folder / f"model-{id(model):x}.safetensors"
-    try:
+    message = (
+        f"cannot write {file} ({{why}}), from which other processes would read the model: make room there"
+    )
+    with explain(message, OSError):
         folder.mkdir(parents=True, exist_ok=True)
         _save(model, file)
-    except Unreachable:
-        raise
-    except OSError as e:
-        raise UndeError(
-            f"cannot write {file} ({e.strerror}), from which other processes would read the model: make room there"
-        ) from None
     made = PackedModel(
         file,
         f"{kind.__module__}:{kind.__qualname__}",

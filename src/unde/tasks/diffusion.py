@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,8 @@ class Diffusion(Task):
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
         predicted = self._as_noise(out, noisy, t)
         share = t.shape[1] / batch["of"]  # of this pass in the mean over all timesteps
-        values = {
-            "loss": lambda: (out - batch["target"]).square(),
-            "residual": lambda: (out - batch["target"]).square(),
-            "square": predicted.square,
-            "mean": lambda: predicted,
-        }
+        values = dict.fromkeys(("loss", "residual"), lambda: (out - batch["target"]).square())
+        values |= {"square": predicted.square, "mean": lambda: predicted}
         return {name: share * values[name]().flatten(1).mean(1) for name in names}
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], x: Tensor, t: Tensor) -> Tensor:
@@ -161,12 +158,8 @@ class Diffusion(Task):
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise."""
         vae = self.inputs.vae
-        if vae is None:
-            return [Augment(), InputNoise()]
-        return [
-            Augment(lambda latents: decode(vae, latents), lambda images: encode(vae, images)),
-            InputNoise(),
-        ]
+        coders = () if vae is None else (partial(decode, vae), partial(encode, vae))
+        return [Augment(*coders), InputNoise()]
 
     def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
         """An image with the trajectory that a sampler of `steps` would have seen: less of one noise at every step."""
@@ -199,8 +192,13 @@ class DenoiserInputs:
         rest: dict[str, Any] = {"images": batch} if isinstance(batch, Tensor) else dict(batch)
         clean = self._clean(rest)
         prompts = rest.pop("prompts", None)
+        if prompts is not None and self.text_encoder is None:
+            raise UndeError(
+                "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
+                "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
+            )
         if prompts is not None:
-            rest["encoder_hidden_states"] = self._read(prompts)
+            rest["encoder_hidden_states"] = self.text_encoder.to(prompts.device)(prompts)[0]
         return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
 
     def _clean(self, rest: dict[str, Any]) -> Tensor:
@@ -211,21 +209,11 @@ class DenoiserInputs:
                 raise UndeError(f"a diffusion batch has 'images' or 'latents': this one has {sorted(rest)}")
             clean = images if self.vae is None else encode(self.vae, images)
         if not isinstance(clean, Tensor) or not clean.is_floating_point() or clean.dim() < 3:
-            what = (
-                f"{clean.dtype} of shape {tuple(clean.shape)}"
-                if isinstance(clean, Tensor)
-                else type(clean).__name__
-            )
-            raise UndeError(f"images are {what}: expected floating point (B, C, H, W), in [−1, 1]")
-        return clean
-
-    def _read(self, prompts: Tensor) -> Tensor:
-        if self.text_encoder is None:
+            kind, shape = getattr(clean, "dtype", type(clean).__name__), tuple(getattr(clean, "shape", ()))
             raise UndeError(
-                "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
-                "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
+                f"images are {kind} of shape {shape}: expected floating point (B, C, H, W), in [−1, 1]"
             )
-        return self.text_encoder.to(prompts.device)(prompts)[0]
+        return clean
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unde.errors import UndeError
 from unde.tasks import model_checks
 from unde.tasks.perturb import Perturbation
-from unde.tasks.replace import Replace, ReplaceBoth, ReplaceSeen, special_tokens
+from unde.tasks.replace import Replace, special_tokens
 from unde.tasks.tokens import (
     IGNORE,
     Predictions,
@@ -103,7 +103,7 @@ class Seq2SeqLM(TokenTask):
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Tokens of source and target replaced by others of the training data; special ones and padding stay."""
-        return [ReplaceBoth.of(examples, special_tokens(model))]
+        return [Replace.of(examples, special_tokens(model), "target")]
 
     def check(self, model: nn.Module, batch: Any) -> None:
         model_checks.check_decoder(self, model)
@@ -237,7 +237,7 @@ class MaskedLM(TokenTask):
             return {**example, **{k: batch[k][0] for k in ("input_ids", "labels")}}
 
         special = {*self.special_tokens, *special_tokens(model)}
-        return [ReplaceSeen.of([with_labels(e) for e in examples], special).after(with_labels)]
+        return [Replace.of(examples, special, "hidden", with_labels)]
 
     def check(self, model: nn.Module, batch: Any) -> None:
         """Refuse models that do not see both sides of a token, and those of another loss."""

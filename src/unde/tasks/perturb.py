@@ -208,26 +208,26 @@ class Augment:
 
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
         u = random.random(DRAWS)
+        return self._change(example, strength, u)
+
+    def _change(self, example: Any, strength: float, u: np.ndarray) -> Any:
         if isinstance(example, (Tensor, np.ndarray)):
             return _map_image(example, lambda x: self._image(x, strength, u))
         if isinstance(example, (tuple, list)) and len(example) == 1:
-            return type(example)([_map_image(example[0], lambda x: self._image(x, strength, u))])
-        keys = [k for k in ("images", "latents") if isinstance(example, Mapping) and k in example]
-        if not keys:
-            found = (
-                f"has {sorted(example)}" if isinstance(example, Mapping) else f"is a {type(example).__name__}"
-            )
-            raise UndeError(f"an example of a diffusion model has 'images' or 'latents': this one {found}")
+            return type(example)([self._change(example[0], strength, u)])
+        what = sorted(example) if isinstance(example, Mapping) else type(example).__name__
+        if "images" in what:
+            return {**example, "images": self._change(example["images"], strength, u)}
+        if "latents" not in what:
+            raise UndeError(f"an example of a diffusion model has 'images' or 'latents': this one has {what}")
         decode, encode = self.decode, self.encode
 
-        def changed(x: Tensor) -> Tensor:
-            if keys[0] == "images":
-                return self._image(x, strength, u)
+        def change(x: Tensor) -> Tensor:
             if decode is None or encode is None:
                 return self._crop(x, strength, u)
             return encode(self._image(decode(x[None])[0], strength, u)[None])[0]
 
-        return {**example, keys[0]: _map_image(example[keys[0]], changed)}
+        return {**example, "latents": _map_image(example["latents"], change)}
 
     def _image(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
         """Cropped, and recoloured where there are colours."""
@@ -253,16 +253,13 @@ def _map_image(x: Tensor | np.ndarray, change: Callable[[Tensor], Tensor]) -> Te
 
 def _change_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The example with its floating inputs changed; an error if it has none."""
-    count = 0
+    changed = []
 
     def visit(value: Any) -> Any:
-        nonlocal count
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-            count += 1
-            return change(torch.from_numpy(value)).numpy()
-        if isinstance(value, Tensor) and value.is_floating_point():
-            count += 1
-            return change(value)
+        floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+        if floating or (isinstance(value, Tensor) and value.is_floating_point()):
+            changed.append(value)
+            return _map_image(value, change)
         if isinstance(value, Mapping):
             return type(value)({k: v if k in TARGETS else visit(v) for k, v in value.items()})
         return value
@@ -271,7 +268,7 @@ def _change_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
         out = type(example)([visit(example[0]), *example[1:]])
     else:
         out = visit(example)
-    if not count:
+    if not changed:
         raise NotRetrievable(
             f"nobody knows how to perturb an example of type {type(example).__name__}: it has no floating inputs. Pass "
             "perturb=, a function (example, strength, random) -> example, or perturb='weights'"
@@ -280,12 +277,8 @@ def _change_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _add_noise(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
+    """Of the standard deviation of the entries; of their size where they are all the same."""
     z = torch.from_numpy(random.standard_normal(tuple(x.shape), dtype=np.float32)).to(x)
-    return x + strength * _spread(x) * z
-
-
-def _spread(x: Tensor) -> Tensor:
-    """The standard deviation of the entries; their size where they are all the same."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
-    spread = wide.std(correction=0) if x.numel() > 1 else torch.zeros((), device=x.device)
-    return torch.where(spread > 0, spread, wide.abs().mean()).to(x.dtype)
+    wide = x if x.dtype == torch.float64 else x.float()
+    spread = wide.std(correction=0) if x.numel() > 1 else wide.new_zeros(())
+    return x + strength * torch.where(spread > 0, spread, wide.abs().mean()).to(x.dtype) * z

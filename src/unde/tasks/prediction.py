@@ -14,7 +14,7 @@ from unde.errors import UndeError, unknown
 from unde.tasks import model_checks, sampling
 from unde.tasks.base import Task
 from unde.tasks.perturb import InputNoise, Perturbation
-from unde.tasks.replace import ReplaceInputs, special_tokens
+from unde.tasks.replace import Replace, special_tokens
 from unde.tasks.tokens import (
     Predictions,
     TokenTask,
@@ -77,7 +77,7 @@ class Prediction(Task):
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Noise on floating inputs; tokens replaced where the inputs are texts."""
         if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
-            return [ReplaceInputs.of(examples, special_tokens(model))]
+            return [Replace.of(examples, special_tokens(model), "classes")]
         return [InputNoise()]
 
     def mask(self, batch: Any) -> Any:
@@ -290,7 +290,7 @@ class TokenClassification(TokenTask):
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Tokens replaced by others of the training data; their classes stay, and so do tokens that have none."""
-        return [ReplaceInputs.of(examples, special_tokens(model))]
+        return [Replace.of(examples, special_tokens(model), "classes")]
 
     def check(self, model: nn.Module, batch: Any) -> None:
         """Refuse language models, which give a number to every token that they know."""

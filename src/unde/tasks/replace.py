@@ -5,10 +5,9 @@ Which tokens and by what does not depend on the strength: a stronger copy replac
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,111 +17,82 @@ from unde.errors import UndeError
 from unde.tasks.tokens import IGNORE
 
 _NONE = np.empty(0, np.int64)
-R = TypeVar("R", bound="Replace")
 
 
 @dataclass(frozen=True, eq=False)
 class Replace:
     """Each token of `input_ids` replaced, with probability `strength`, by a token of the training data.
 
-    Special tokens, padding and tokens whose label is −100 (a prompt) stay. Labels follow.
-    """
+    Special tokens and padding stay. What else stays depends on what `labels` are:
 
-    relabels: ClassVar[bool] = True  # whether labels that are tokens follow
+    "tokens"   the tokens themselves, which they follow; tokens whose label is −100 (a prompt) stay
+    "classes"  of a text or of its tokens: they stay, and so do tokens whose label is −100
+    "hidden"   what hidden tokens were: tokens with a label stay; `prepare` hides some in examples without labels
+    "target"   another text, whose tokens are replaced by `targets`, those of its own side
+    """
 
     pool: np.ndarray  # tokens of the training data
     special: frozenset[int] = frozenset()
+    labels: str = "tokens"
+    targets: np.ndarray = field(default_factory=lambda: _NONE)
+    prepare: Callable[[Any], Any] = lambda example: example
     name: str = "replaced tokens"
     least: float = 0.05
     most: float = 0.5
 
     @classmethod
-    def of(cls: type[R], examples: Sequence[Any], special: Collection[int] = ()) -> R:
+    def of(
+        cls,
+        examples: Sequence[Any],
+        special: Collection[int] = (),
+        labels: str = "tokens",
+        prepare: Any = None,
+    ) -> Replace:
         """With the tokens of these examples, as often as they occur."""
-        tokens = np.concatenate([_tokens(e)[cls.free(e, special)] for e in examples] or [_NONE])
-        if len(tokens) == 0:
+        made = cls(_NONE, frozenset(special), labels, prepare=prepare or cls.prepare)
+        examples = [made.prepare(e) for e in examples]
+        pool = np.concatenate([_tokens(e)[made._free(e)] for e in examples] or [_NONE])
+        if len(pool) == 0:
             raise UndeError(
                 "no token of the training data can be replaced: all are special, padded or masked"
             )
-        return cls(tokens, frozenset(special))
-
-    @staticmethod
-    def free(example: Any, special: Collection[int]) -> np.ndarray:
-        """(T,) True where a token may be replaced."""
-        free = _ordinary(example, special)
-        return free & (_labels(example) != IGNORE) if _per_token(example) else free
+        targets = [_labels(e)[made._free_targets(e)] for e in examples] if labels == "target" else [_NONE]
+        return replace(made, pool=pool, targets=np.concatenate(targets))
 
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
+        example = self.prepare(example)
         ids = _tokens(example)
-        changed = _draw(ids, self.free(example, self.special), self.pool, strength, random)
+        changed = _draw(ids, self._free(example), self.pool, strength, random)
         out = {**example, "input_ids": _like(example["input_ids"], changed)}
-        if self.relabels and _per_token(example):
+        if self.labels == "tokens" and _per_token(example):
             labels = _labels(example)
             out["labels"] = _like(example["labels"], np.where(labels == ids, changed, labels))
-        return out
-
-
-@dataclass(frozen=True, eq=False)
-class ReplaceInputs(Replace):
-    """The same where labels are classes, of a text or of its tokens: they stay as they are."""
-
-    relabels: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, eq=False)
-class ReplaceSeen(ReplaceInputs):
-    """The same where labels are tokens that are hidden: these stay, and what is around them may be replaced.
-
-    `prepare` hides tokens of examples that come without labels.
-    """
-
-    prepare: Callable[[Any], Any] = lambda example: example
-
-    @staticmethod
-    def free(example: Any, special: Collection[int]) -> np.ndarray:
-        return _ordinary(example, special) & (_labels(example) == IGNORE)
-
-    def after(self, prepare: Callable[[Any], Any]) -> ReplaceSeen:
-        return dataclasses.replace(self, prepare=prepare)
-
-    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        return super().__call__(self.prepare(example), strength, random)
-
-
-@dataclass(frozen=True, eq=False)
-class ReplaceBoth(ReplaceInputs):
-    """Tokens of a source text, and of the target text that is predicted from it: each by tokens of its own side."""
-
-    targets: np.ndarray = dataclasses.field(default_factory=lambda: _NONE)
-
-    @classmethod
-    def of(cls, examples: Sequence[Any], special: Collection[int] = ()) -> ReplaceBoth:
-        targets = np.concatenate(
-            [_labels(e)[cls._replaceable_targets(e, special)] for e in examples] or [_NONE]
-        )
-        return dataclasses.replace(super().of(examples, special), targets=targets)
-
-    @staticmethod
-    def free(example: Any, special: Collection[int]) -> np.ndarray:
-        return _ordinary(example, special)
-
-    @staticmethod
-    def _replaceable_targets(example: Any, special: Collection[int]) -> np.ndarray:
-        labels = _labels(example)
-        return (labels != IGNORE) & ~np.isin(labels, list(special))
-
-    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        out = super().__call__(example, strength, random)
-        old = _labels(example)
-        if len(self.targets) == 0:
+        if self.labels != "target" or len(self.targets) == 0:
             return out
-        new = _draw(old, self._replaceable_targets(example, self.special), self.targets, strength, random)
+        old = _labels(example)
+        new = _draw(old, self._free_targets(example), self.targets, strength, random)
         out["labels"] = _like(example["labels"], new)
         if "decoder_input_ids" in example:  # the labels one place later
             seen = np.array(example["decoder_input_ids"], dtype=np.int64)
             seen[1:] = np.where(seen[1:] == old[:-1], new[:-1], seen[1:])
             out["decoder_input_ids"] = _like(example["decoder_input_ids"], seen)
         return out
+
+    def _free(self, example: Any) -> np.ndarray:
+        """(T,) True where a token may be replaced."""
+        ids = _tokens(example)
+        free = ~np.isin(ids, list(self.special))
+        for name, value in (("attention_mask", True), ("special_tokens_mask", False)):
+            mask = example.get(name)
+            if mask is not None and np.asarray(mask).shape == ids.shape:
+                free &= (np.asarray(mask) != 0) == value
+        if self.labels == "target" or not _per_token(example):
+            return free
+        return free & ((_labels(example) == IGNORE) == (self.labels == "hidden"))
+
+    def _free_targets(self, example: Any) -> np.ndarray:
+        labels = _labels(example)
+        return (labels != IGNORE) & ~np.isin(labels, list(self.special))
 
 
 def special_tokens(model: Any) -> frozenset[int]:
@@ -152,17 +122,6 @@ def _labels(example: Any) -> np.ndarray:
 def _per_token(example: Any) -> bool:
     """Whether there is a label for each token, and not one for the text."""
     return "labels" in example and _labels(example).shape == _tokens(example).shape
-
-
-def _ordinary(example: Any, special: Collection[int]) -> np.ndarray:
-    """(T,) True at tokens that are neither special nor padding."""
-    ids = _tokens(example)
-    free = ~np.isin(ids, list(special))
-    for name, value in (("attention_mask", True), ("special_tokens_mask", False)):
-        mask = example.get(name)
-        if mask is not None and np.asarray(mask).shape == ids.shape:
-            free &= (np.asarray(mask) != 0) == value
-    return free
 
 
 def _like(old: Any, new: np.ndarray) -> Any:

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unde.data import digest
-from unde.errors import UndeError
+from unde.errors import UndeError, require_positive
 from unde.tasks.base import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 PREPARED = "noisy"  # marks a batch that `passes` prepared
 
 
-class DiffusionTask(Protocol):
-    """The part of a diffusion task that its batching uses."""
-
-    timesteps: list[int]
-    scheduler: Any
-    inputs: Any  # of a batch: images or latents as the denoiser sees them, and what it is conditioned on
-
-    def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor: ...
-
-    def scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def target(self, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor: ...
-
-
 class TimestepBatching(Batching):
-    """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
+    """As many timesteps of as many examples in one pass of a `Diffusion` as `rows` noisy images hold, or as fit."""
 
-    def __init__(self, task: DiffusionTask, rows: int | None) -> None:
-        if rows is not None and rows < 1:
-            raise UndeError(
-                f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
-            )
+    def __init__(self, task: Any, rows: int | None) -> None:
+        require_positive(rows=rows)
         self.task, self.timesteps = task, task.timesteps
         self.max_rows = rows  # None until `fit_memory`
         self.most = rows  # examples in one portion
@@ -118,13 +101,8 @@ class TimestepBatching(Batching):
         signal, spread = self.task.scales(t, noise)
         noisy = signal * clean.unsqueeze(1) + spread * noise
         target = self.task.target(clean, noise, signal, spread)
-        return {
-            PREPARED: noisy,
-            "target": target,
-            "t": t,
-            "condition": dict(condition),
-            "of": len(self.timesteps),
-        }
+        part = {PREPARED: noisy, "target": target, "t": t}
+        return part | {"condition": dict(condition), "of": len(self.timesteps)}
 
     def _follow(self, clean: Tensor, condition: dict[str, Tensor]) -> Iterator[Any]:
         """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""

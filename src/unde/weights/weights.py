@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.markup import bars
 from unde.store.files import read_json, write_atomically
 from unde.store.layout import DAMAGED, VerifyReport
@@ -149,15 +149,12 @@ class Weights:
         }
         content["checksum"] = _checksum(content)
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        try:
+        message = (
+            f"cannot write weights to '{path}' ({{why}}): expected a file in a folder that is there and has room. "
+            "No half-written file is left: save them again"
+        )
+        with explain(message, OSError):
             write_atomically(place(path), text.encode())
-        except Unreachable:
-            raise
-        except OSError as error:
-            raise UndeError(
-                f"cannot write weights to '{path}' ({error.strerror}): expected a file in a folder that is there and "
-                "has room. No half-written file is left: save them again"
-            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | StorePath) -> Weights:
@@ -174,20 +171,14 @@ class Weights:
 
         >>> Weights.load("w.json").values  # doctest: +SKIP
         """
-        try:
+        with (
+            explain(f"'{path}' is not a whole JSON file ({{e}}): learn and save it again", ValueError),
+            explain(f"cannot read '{path}' ({{why}}): expected a file written by Weights.save", OSError),
+            explain(
+                f"no weights file at '{path}': expected a file written by Weights.save", FileNotFoundError
+            ),
+        ):
             content = read_json(place(path), follow=True)
-        except FileNotFoundError:
-            raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
-        except Unreachable:
-            raise
-        except OSError as error:
-            raise UndeError(
-                f"cannot read '{path}' ({error.strerror}): expected a file written by Weights.save"
-            ) from error
-        except ValueError as error:
-            raise UndeError(
-                f"'{path}' is not a whole JSON file ({error}): learn and save it again"
-            ) from error
         if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise UndeError(f"'{path}' does not hold weights: expected a file written by Weights.save")
         if content.get("version") != _VERSION:
@@ -256,11 +247,9 @@ def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) 
             f"'{path}' is damaged: expected 'weights' (group name to number), 'provenance' (an object) and "
             "'query_digests' (a list). Learn and save it again"
         )
-    try:
+    with explain(f"'{path}' is damaged: {{e}}", UndeError, OverflowError):
         values = torch.tensor([float(v) for v in weights.values()], dtype=torch.float64)
         return cls(values, list(weights), digests, provenance)
-    except (UndeError, OverflowError) as error:
-        raise UndeError(f"'{path}' is damaged: {error}") from error
 
 
 def _join_names(names: Sequence[str], most: int = 8) -> str:

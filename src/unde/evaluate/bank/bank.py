@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unde.errors import UndeError
+from unde.errors import UndeError, require_positive
 from unde.evaluate.arrays import Array
 from unde.evaluate.bank.bank_io import UnfinishedBank, read_bank, refuse_other_plan, write_bank
 from unde.evaluate.bank.subsets import SubsetPlan
@@ -110,9 +110,7 @@ class Bank:
             >>> bank.masks.shape, bank.utility["queries"].shape
             ((8, 20), (8, 2))
         """
-        for what, value in (("processes", processes), ("threads", threads), ("stacked", stacked)):
-            if value is not None and value < 1:
-                raise UndeError(f"{what} is {value}: expected at least 1")
+        require_positive(processes=processes, threads=threads, stacked=stacked)
         if stacked is not None and stacked > 1 and not isinstance(train, TrainingSpec):
             raise UndeError(
                 f"stacked is {stacked}, but train is a function of one model: expected an unde.evaluate.TrainingSpec"
@@ -147,9 +145,16 @@ class Bank:
         unde.errors.UndeError: there is no bank at nowhere.npz: make one with Bank.run
         """
         file = place(path)
-        if not exists(file):
-            raise _missing(file)
-        return cls(file, **read_bank(file))
+        folder = UnfinishedBank.of(file)
+        if exists(file):
+            return cls(file, **read_bank(file))
+        if not folder.exists():
+            raise UndeError(f"there is no bank at {file}: make one with Bank.run")
+        results, plan = folder.open()
+        raise UndeError(
+            f"the bank {file} is not finished ({len(results.files())} of {plan.models} models): call Bank.run with the "
+            "same arguments to go on"
+        )
 
     def __repr__(self) -> str:
         sets = ", ".join(f"{name} {values.shape}" for name, values in self.utility.items())
@@ -176,14 +181,3 @@ def describe_function(function: Any) -> str:
 def _describe_value(value: Any) -> str:
     plain = value is None or isinstance(value, (str, int, float, bool))
     return repr(value) if plain else type(value).__name__
-
-
-def _missing(path: StorePath) -> UndeError:
-    folder = UnfinishedBank.of(path)
-    if not folder.exists():
-        return UndeError(f"there is no bank at {path}: make one with Bank.run")
-    results, plan = folder.open()
-    return UndeError(
-        f"the bank {path} is not finished ({len(results.files())} of {plan.models} models): call Bank.run with the "
-        "same arguments to go on"
-    )

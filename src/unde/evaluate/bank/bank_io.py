@@ -15,16 +15,16 @@ import math
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.evaluate.bank.subsets import SubsetPlan, parse_plan
 from unde.store.files import check_plain, clear_partial, create_bytes, read_json, write_bytes
 from unde.store.layout import DAMAGED, LOCK, VerifyReport
@@ -32,6 +32,7 @@ from unde.store.locks import locked
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.shards import checksum, read_shard, write_shard
 
+T = TypeVar("T")
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # finished banks without a checksum
 UTILITY = "utility/"
@@ -73,20 +74,14 @@ class UnfinishedBank:
     @contextmanager
     def fill(self, config: Mapping[str, Any]) -> Generator[UnfinishedBank]:
         """Lock the folder for results of this plan."""
+        cure = "choose a path for the bank in a folder that can be written to"
         with ExitStack() as stack:
-            try:
+            with explain(f"cannot keep models in {self.path} ({{why}}): {cure}", OSError):
                 self._prepare()
                 stack.enter_context(locked(self.path, doing="filling"))
                 if not self.exists():
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
                     create_bytes(self.plan_file, text.encode())
-            except UndeError:
-                raise
-            except OSError as e:
-                raise UndeError(
-                    f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
-                    "can be written to"
-                ) from e
             refuse_other_plan(self._read_plan(), config, self.path)
             yield replace(self, owner=_digest(config))
 
@@ -126,9 +121,9 @@ class UnfinishedBank:
             flat = all(values.ndim == 1 for values in result.utility.values())
             sound = flat and 0 <= result.seconds < math.inf and isinstance(json.loads(environment), dict)
             return result if sound else None
-        except Unreachable:
-            raise
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, OSError) as e:
+            if isinstance(e, Unreachable):
+                raise
             return None
 
     def files(self) -> list[tuple[int, StorePath]]:
@@ -150,17 +145,14 @@ class UnfinishedBank:
                 )
 
     def _read_plan(self) -> dict[str, Any]:
-        try:
+        damaged = (
+            f"{self.plan_file} is not the plan of a bank, or is damaged ({{e}}): delete this file and call "
+            "Bank.run with the same arguments again, which keeps all sound models; or choose another path"
+        )
+        with explain(damaged, UndeError, OSError, ValueError, KeyError, TypeError, RecursionError):
             content = read_json(self.plan_file)
             version, config = content["format"], content["plan"]
             parse_plan(config)
-        except Unreachable:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UndeError(
-                f"{self.plan_file} is not the plan of a bank, or is damaged ({error}): delete this file and call "
-                "Bank.run with the same arguments again, which keeps all sound models; or choose another path"
-            ) from error
         if version != FORMAT:
             raise UndeError(
                 f"{self.plan_file} is of format {version!r}, this release reads {FORMAT!r}: finish it with the "
@@ -223,23 +215,24 @@ def write_bank(path: StorePath, plan: SubsetPlan, results: Sequence[ModelResult]
     }
     for name in results[0].utility:
         arrays[UTILITY + name] = np.stack([result.utility[name] for result in results]).reshape(*grid, -1)
-    _clear_leftovers(path)
-    write_arrays(path, arrays)
+    arrays[_CHECKSUM] = np.array(_checksum(arrays))
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # ty: ignore[invalid-argument-type]
+    clear_partial(path.parent, f"{glob.escape(path.name)}.????????")  # of killed runs
+    write_bytes(path, buffer.getvalue())
 
 
 def read_bank(path: StorePath) -> dict[str, Any]:
     """The arrays and the provenance of a finished bank, by the names of the attributes of `Bank`."""
-    try:
-        return _check_content(read_arrays(path))
-    except Unreachable:
-        raise
-    except OSError as e:
-        raise UndeError(f"cannot read {path} ({e.strerror}): expected the file of a bank") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as e:
-        raise UndeError(
-            f"{path} is not a bank that can be read, or is damaged ({e}): choose another path, or delete it and "
-            "make it anew with Bank.run"
-        ) from e
+    damaged = (
+        f"{path} is not a bank that can be read, or is damaged ({{e}}): choose another path, or delete it and "
+        "make it anew with Bank.run"
+    )
+    with explain(f"cannot read {path} ({{why}}): expected the file of a bank", OSError):
+        check_plain(path, follow=True)
+        content = path.read_bytes()
+    with explain(damaged, UndeError, Exception):  # damaged bytes make zipfile and numpy raise a dozen kinds
+        return _check_content(_unpack(content))
 
 
 def _check_content(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -247,7 +240,8 @@ def _check_content(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     version, plan = provenance["format"], parse_plan(provenance["plan"])
     if version not in (FORMAT, *OLD_FORMATS):
         raise ValueError(f"format {version!r} instead of {FORMAT!r}")
-    if version == FORMAT and not match_checksum(arrays):
+    signed = {name: array for name, array in arrays.items() if name != _CHECKSUM}
+    if version == FORMAT and str(arrays.get(_CHECKSUM)) != _checksum(signed):
         raise ValueError("its content does not match its checksum")
     grid = (plan.subsets, plan.seeds_per_subset)
     seeds, seconds, by_seed = arrays["seeds"], arrays["seconds"], utilities(arrays)
@@ -259,53 +253,29 @@ def _check_content(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     for name, values in by_seed.items():
         if values.ndim != 3 or values.shape[:2] != grid:
             raise ValueError(f"the utilities of {name!r} have shape {values.shape}, expected {(*grid, 'Q')}")
-    masks = _unpack_masks(arrays["masks"], plan)
-    return {"masks": masks, "by_seed": by_seed, "seeds": seeds, "seconds": seconds, "provenance": provenance}
-
-
-def _unpack_masks(packed: np.ndarray, plan: SubsetPlan) -> np.ndarray:
-    expected = (plan.subsets, -(-plan.n_train // 8))
+    packed, expected = arrays["masks"], (plan.subsets, -(-plan.n_train // 8))
     if packed.dtype != np.uint8 or packed.shape != expected:
         raise ValueError(f"its masks have shape {packed.shape}, expected {expected}")
     masks = np.unpackbits(packed, axis=1, count=plan.n_train).view(bool)
     if (masks.sum(axis=1) != plan.subset_size).any():
         raise ValueError(f"not all of its subsets have {plan.subset_size} examples")
-    return masks
-
-
-def _clear_leftovers(path: StorePath) -> None:
-    """Delete partial files of this bank, which killed runs leave in a local folder."""
-    clear_partial(path.parent, f"{glob.escape(path.name)}.????????")
+    return {"masks": masks, "by_seed": by_seed, "seeds": seeds, "seconds": seconds, "provenance": provenance}
 
 
 def verify_bank(path: StorePath) -> VerifyReport:
     """Check the file of a bank, or while there is none the results of its models."""
     report, folder = VerifyReport(path, "bank"), UnfinishedBank.of(path)
-    if exists(path):
-        try:
-            content = read_bank(path)
-            report.count(path)
-            if content["provenance"]["format"] in OLD_FORMATS:
-                report.notes.append("it has no checksum, as releases before 0.2 wrote none")
-        except Unreachable:
-            raise
-        except UndeError as e:
-            prefix = f"{path} is not a bank that can be read, or is damaged "
-            reason = str(e).removeprefix(prefix).partition("): ")[0].lstrip("(")
-            report.report(path, DAMAGED, reason, f"delete it, {_RESUME} makes it anew")
-        return report
-    if not folder.exists():
+    if not (exists(path) or folder.exists()):
         raise UndeError(f"there is no bank at {path}: make one with Bank.run")
-    try:
-        results, plan = folder.open()
-    except Unreachable:
-        raise
-    except UndeError as e:
-        cure = f"delete it, {_RESUME} keeps all sound models"
-        report.report(folder.plan_file, DAMAGED, str(e).partition(": ")[0], cure)
+    if exists(path):
+        bank = _verify_file(report, path, lambda: read_bank(path), "makes it anew")
+        if bank is not None and bank["provenance"]["format"] in OLD_FORMATS:
+            report.notes.append("it has no checksum, as releases before 0.2 wrote none")
         return report
-    report.count(folder.plan_file)
-    done = 0
+    opened = _verify_file(report, folder.plan_file, folder.open, "keeps all sound models")
+    if opened is None:
+        return report
+    (results, plan), done = opened, 0
     for number, file in results.files():
         if number < plan.models and results.read(number) is not None:
             report.count(file)
@@ -316,68 +286,47 @@ def verify_bank(path: StorePath) -> VerifyReport:
     return report
 
 
+def _verify_file(report: VerifyReport, file: StorePath, read: Callable[[], T], cure: str) -> T | None:
+    try:
+        content = read()
+    except Unreachable:
+        raise
+    except UndeError as e:
+        reason = str(e).partition("damaged (")[2].partition("): ")[0] or str(e).partition(": ")[0]
+        report.report(file, DAMAGED, reason, f"delete it, {_RESUME} {cure}")
+        return None
+    report.count(file)
+    return content
+
+
 _CHECKSUM = "checksum"
 _MAX_BYTES = 2**24  # of all arrays in memory, for any file
 _MAX_RATIO = 20  # of bytes in memory to bytes of a larger file: measurements hardly compress
 
 
-def write_arrays(path: StorePath, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays and their checksum, not compressed."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **{**arrays, _CHECKSUM: np.array(_checksum(arrays))})  # ty: ignore[invalid-argument-type]
-    write_bytes(path, buffer.getvalue())
-
-
-def read_arrays(path: StorePath) -> dict[str, np.ndarray]:
-    """Read the arrays of a file; raise ValueError if it is damaged, OSError if it cannot be read."""
-    check_plain(path, follow=True)
-    content = path.read_bytes()
-    try:
-        return _unpack(content)
-    except Exception as e:  # damaged bytes make zipfile and numpy raise a dozen kinds of errors
-        raise ValueError(str(e)) from e
-
-
-def match_checksum(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether arrays match the checksum that `write_arrays` wrote."""
-    signed = {name: array for name, array in arrays.items() if name != _CHECKSUM}
-    return _CHECKSUM in arrays and str(arrays[_CHECKSUM]) == _checksum(signed)
-
-
 def _unpack(content: bytes) -> dict[str, np.ndarray]:
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
-        entries = file.infolist()
-        size = sum(entry.file_size for entry in entries)
+    """The arrays of a .npz file, after checking that they are as long as their headers say."""
+    arrays = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
         if size > max(_MAX_BYTES, _MAX_RATIO * len(content)):
             raise ValueError(f"its {len(content):,} bytes would take {size:,} in memory")
-        return {
-            entry.filename.removesuffix(".npy"): _parse_array(_read_entry(file, entry)) for entry in entries
-        }
-
-
-def _read_entry(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Read no more bytes than the entry declares; `ZipFile.read` would unpack all of them first."""
-    with file.open(entry) as unpacked:
-        return unpacked.read(entry.file_size)
-
-
-def _parse_array(content: bytes) -> np.ndarray:
-    """Parse a .npy file after checking that it is as long as its header says."""
-    file = io.BytesIO(content)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("an array is of a later version of the .npy format")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if math.prod(shape) * dtype.itemsize != len(content) - file.tell():
-        raise ValueError(f"an array is shorter or longer than its shape {shape} says")
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)
+        for entry in packed.infolist():
+            with packed.open(entry) as unpacked:  # `ZipFile.read` may unpack more than the entry declares
+                file = io.BytesIO(unpacked.read(entry.file_size))
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("an array is of a later version of the .npy format")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if math.prod(shape) * dtype.itemsize != len(file.getbuffer()) - file.tell():
+                raise ValueError(f"an array is shorter or longer than its shape {shape} says")
+            file.seek(0)
+            arrays[entry.filename.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+    return arrays
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    return checksum(
-        {name: torch.from_numpy(_bytes(a) if a.dtype.kind == "U" else a) for name, a in arrays.items()}
-    )
-
-
-def _bytes(text: np.ndarray) -> np.ndarray:
-    return np.frombuffer(bytearray(str(text).encode()), dtype=np.uint8)
+    raw = {
+        n: np.frombuffer(bytearray(str(a).encode()), np.uint8) if a.dtype.kind == "U" else a
+        for n, a in arrays.items()
+    }
+    return checksum({name: torch.from_numpy(a) for name, a in raw.items()})

@@ -147,8 +147,6 @@ def stacked_batches(spec: TrainingSpec, assignments: Assignments) -> Iterator[An
 
 def clip_each(gradients: Sequence[Tensor], norm: float) -> None:
     """`clip_grad_norm_` for each model of a stack."""
-    if not gradients:
-        return
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)  # (S,)
     factors = (norm / (norms + 1e-6)).clamp(max=1.0)
     for g in gradients:
@@ -169,6 +167,8 @@ def _stack(batches: list[Any]) -> Any:
 
 
 class _Loss(nn.Module):
+    """The loss as a module, for `functional_call`."""
+
     def __init__(self, spec: TrainingSpec, model: nn.Module) -> None:
         super().__init__()
         self.spec, self.model = spec, model
@@ -183,15 +183,11 @@ class _Batchable(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in (F.group_norm, torch.group_norm):
-            func = group_norm
-        elif func is F.dropout and _dropout_rate(*args, **kwargs or {}) == 0:
-            return args[0]
+        named = dict(zip(("input", "p", "training"), args)) | dict(kwargs or {})
+        if func is F.dropout and not (named.get("p", 0.5) and named.get("training", True)):
+            return named["input"]
+        func = group_norm if func in (F.group_norm, torch.group_norm) else func
         return func(*args, **kwargs or {})
-
-
-def _dropout_rate(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> float:
-    return p if training else 0.0
 
 
 def group_norm(

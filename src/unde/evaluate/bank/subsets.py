@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unde.data import to_numpy
-from unde.errors import UndeError
+from unde.errors import UndeError, require_positive
 from unde.evaluate.arrays import Array
 
 
@@ -35,9 +35,7 @@ class SubsetPlan:
     stratify: Array | None = None  # (N,) labels
 
     def __post_init__(self) -> None:
-        for name in ("n_train", "subsets", "seeds_per_subset"):
-            if getattr(self, name) < 1:
-                raise UndeError(f"{name} is {getattr(self, name)}: expected at least 1")
+        require_positive(n_train=self.n_train, subsets=self.subsets, seeds_per_subset=self.seeds_per_subset)
         if self.seed < 0:
             raise UndeError(f"seed is {self.seed}: expected 0 or more")
         if not 0 < self.alpha < 1 or not 0 < self._count_members(self.n_train) < self.n_train:
@@ -45,10 +43,10 @@ class SubsetPlan:
                 f"alpha is {self.alpha}: expected a fraction between 0 and 1 that takes some of the "
                 f"{self.n_train} training examples and leaves some"
             )
-        if self.stratify is not None and to_numpy(self.stratify).shape != (self.n_train,):
+        shape = (self.n_train,) if self.stratify is None else to_numpy(self.stratify).shape
+        if shape != (self.n_train,):
             raise UndeError(
-                f"stratify has shape {to_numpy(self.stratify).shape}: expected one label for each of the "
-                f"{self.n_train} training examples"
+                f"stratify has shape {shape}: expected one label for each of the {self.n_train} training examples"
             )
 
     @property
@@ -100,8 +98,13 @@ class SubsetPlan:
             "alpha": float(self.alpha),
             "seed": int(self.seed),
             "seeds_per_subset": int(self.seeds_per_subset),
-            "stratify": None if self.stratify is None else _digest(to_numpy(self.stratify)),
+            "stratify": None if self.stratify is None else self._digest_classes(),
         }
+
+    def _digest_classes(self) -> str:
+        """A digest of which examples share a label, whatever the names and the type of labels."""
+        codes = np.unique(to_numpy(self.stratify), return_inverse=True)[1].astype("<i8")
+        return hashlib.sha256(codes.tobytes()).hexdigest()[:16]
 
     def _count_members(self, count: np.ndarray | int) -> np.ndarray:
         """Number of examples taken from the first `count` in line."""
@@ -112,16 +115,13 @@ def parse_plan(config: Any) -> SubsetPlan:
     """Read a plan that `SubsetPlan.config` has written; the labels of its classes are not stored."""
     if not isinstance(config, Mapping):
         raise UndeError(f"a plan is a {type(config).__name__}: expected names and values")
-    counts = ("n_train", "subsets", "seed", "seeds_per_subset")
-    for name, kind in (*((count, int) for count in counts), ("name", str), ("alpha", float)):
+    kinds = dict.fromkeys(("n_train", "subsets", "seed", "seeds_per_subset"), int) | {
+        "name": str,
+        "alpha": float,
+    }
+    for name, kind in kinds.items():
         if type(config.get(name)) is not kind:
             raise UndeError(
                 f"{name} is {config.get(name)!r} in a plan: expected a value of type {kind.__name__}"
             )
-    return SubsetPlan(config["name"], alpha=config["alpha"], **{count: config[count] for count in counts})
-
-
-def _digest(labels: np.ndarray) -> str:
-    """Digest of which examples share a label, whatever the names and the type of labels."""
-    codes = np.unique(labels, return_inverse=True)[1].astype("<i8")
-    return hashlib.sha256(codes.tobytes()).hexdigest()[:16]
+    return SubsetPlan(**{name: config[name] for name in kinds})

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,17 +116,10 @@ def train_all(
     numbers: Sequence[int] | None = None,
     watch: Callable[[Mapping[int, ModelResult]], str] | None = None,
 ) -> dict[int, ModelResult]:
-    """Train the models that have no result yet.
+    """Train the models `numbers`, by default all, that have no result yet; returns results by number, ascending.
 
-    Args:
-        job: What is trained.
-        executor: Where it runs.
-        numbers: The models to train, in this order; None for all of the plan.
-        watch: Called with all results, before the first job and after each. The text that it returns is shown beside
-            the progress bar; `EnoughModels` ends the training.
-
-    Returns:
-        Results by the number of the model, in ascending order.
+    `watch` is called with all results, before the first job and after each. The text that it returns is shown beside
+    the progress bar; `EnoughModels` ends the training.
     """
     plan = job.plan
     numbers = list(range(plan.models)) if numbers is None else list(numbers)
@@ -142,7 +136,9 @@ def train_all(
     ):
         if watch is not None:
             watch(results)
-        running = executor.run(_train_here if executor.in_process else _train_in_worker, job, jobs)
+        # In workers, errors of the user's functions alone are explained: the executor tries others again.
+        explained = Exception if executor.in_process else UndeError
+        running = executor.run(partial(_train, explained=explained), job, jobs)
         try:
             for done in running:
                 for number in done:
@@ -177,21 +173,13 @@ def _stack_size(job: TrainJob, missing: Sequence[int], executor: Executor) -> in
     return min(stacked, -(-len(missing) // (getattr(executor, "count", None) or 1)))
 
 
-def _train_in_worker(job: TrainJob, *numbers: int) -> None:
-    """Explain errors of the user's functions only; the executor tries others again."""
+def _train(job: TrainJob, *numbers: int, explained: type[Exception]) -> None:
     with torch_threads(job.threads):
         try:
             job(*numbers)
-        except UndeError as e:
-            raise job.failure(numbers, str(e)) from e
-
-
-def _train_here(job: TrainJob, *numbers: int) -> None:
-    with torch_threads(job.threads):
-        try:
-            job(*numbers)
-        except Exception as e:
-            raise job.failure(numbers, f"{type(e).__name__}: {e}") from e
+        except explained as e:
+            reason = str(e) if isinstance(e, UndeError) else f"{type(e).__name__}: {e}"
+            raise job.failure(numbers, reason) from e
 
 
 def _collect(folder: UnfinishedBank, number: int, results: dict[int, ModelResult]) -> bool:
@@ -212,12 +200,12 @@ def _collect(folder: UnfinishedBank, number: int, results: dict[int, ModelResult
 def check_utility(utility: Array | Mapping[str, Array]) -> dict[str, np.ndarray]:
     """Finite (Q,) utilities of each named set of queries."""
     sets = utility if isinstance(utility, Mapping) else {UNNAMED: utility}
-    if not sets:
-        raise UndeError("utility gave an empty dict: expected at least one named set of queries")
+    if not sets or not all(isinstance(name, str) for name in sets):
+        raise UndeError(
+            f"utility gave a dict of {list(sets)}: expected at least one named set of queries; names must be strings"
+        )
     out = {}
     for name, value in sets.items():
-        if not isinstance(name, str):
-            raise UndeError(f"utility named a set of queries {name!r}: names must be strings")
         values = numbers(value, f"utility[{name!r}]", "(Q,)").astype(np.float64)
         out[name] = finite(values, f"utility[{name!r}]", ("query",), "did the training diverge?")
     return out

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unde.data import Rows
-from unde.errors import UndeError
+from unde.data import Rows, map_tensors
+from unde.errors import UndeError, require_positive
 from unde.evaluate.optimizers import use_fused
 
 Order = Callable[[int, torch.Generator], Iterable[Tensor]]
@@ -73,9 +73,7 @@ class TrainingSpec:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise UndeError(f"{name} is {value}: expected at least 1")
+        require_positive(epochs=self.epochs, batch_size=self.batch_size)
         if self.clip is not None and not self.clip > 0:
             raise UndeError(f"clip is {self.clip}: expected a positive norm, or None for no clipping")
 
@@ -179,8 +177,7 @@ class SingleTrainer:
 
     def __init__(self, spec: TrainingSpec, indices: np.ndarray, seed: int) -> None:
         self.spec, self.model = spec, spec.initial_model(seed)
-        if spec.channels_last:
-            self._set_format(torch.channels_last)
+        self._set_format(torch.channels_last)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = use_fused(spec.optimizer(list(self.parameters)))
         self.schedule = spec.make_schedule(self.optimizer, len(indices))
@@ -189,7 +186,9 @@ class SingleTrainer:
     def backward(self, batch: Any) -> Tensor:
         """Compute the gradients of a batch; returns its loss."""
         self.optimizer.zero_grad()
-        loss = self.spec.mean_loss(self.model, _channels_last(batch) if self.spec.channels_last else batch)
+        if self.spec.channels_last:
+            batch = map_tensors(batch, _channels_last)
+        loss = self.spec.mean_loss(self.model, batch)
         loss.backward()
         return loss.detach()
 
@@ -202,22 +201,16 @@ class SingleTrainer:
 
     def finish(self) -> nn.Module:
         self.optimizer.zero_grad()
-        if self.spec.channels_last:
-            self._set_format(torch.contiguous_format)
+        self._set_format(torch.contiguous_format)
         return self.model.eval()
 
     def _set_format(self, memory_format: torch.memory_format) -> None:
-        self.model = self.model.to(memory_format=memory_format)  # ty: ignore[no-matching-overload]
+        if self.spec.channels_last:
+            self.model = self.model.to(memory_format=memory_format)  # ty: ignore[no-matching-overload]
 
 
-def _channels_last(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
-    if isinstance(batch, Mapping):
-        return {name: _channels_last(v) for name, v in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map(_channels_last, batch))
-    return batch
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 @contextmanager
