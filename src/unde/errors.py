@@ -48,7 +48,9 @@ def explain(message: str, *errors: type[Exception]) -> Generator[None]:
         if isinstance(e, UndeError) and (isinstance(e, OSError) or UndeError not in errors):
             raise
         why = getattr(e, "strerror", None) or e
-        for name, value in {"{e}": e, "{kind}": type(e).__name__, "{why}": why}.items():
+        kind = type(e).__name__
+        text = str(e) if isinstance(e, UndeError) else str(e).strip().partition("\n")[0] or kind
+        for name, value in {"{e}": text, "{kind}": kind, "{why}": why}.items():
             message = message.replace(name, str(value))
         raise UndeError(message) from e
 

@@ -163,7 +163,7 @@ def test_a_setup_with_queries_and_what_a_page_shows(pipeline, tmp_path):
     assert shown["prompt"] == "a dog"
     torch.testing.assert_close(shown["image"], evaluate.images(pipeline.vae)[0])
     assert setup.show(Rows(setup.train_data)[3])["prompt"] == "a fish"
-    with pytest.raises(UndeError, match=r"seeds \[2\] are in the queries for learning"):
+    with pytest.raises(UndeError, match=r"seeds \[2\] serve another role"):
         diffusion_setup(pipeline, pixels(), PROMPTS, learn_queries=evaluate, eval_queries=evaluate)
 
 

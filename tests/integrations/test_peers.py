@@ -182,7 +182,7 @@ def test_what_is_not_theirs(tmp_path):
         ),
         (lambda: peers.kronfluence({}), "there are no scores of kronfluence"),
         (lambda: peers.kronfluence({"a": torch.ones(3)}), "Self-influence has no queries"),
-        (lambda: peers.kronfluence({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}), "'b' have shape"),
+        (lambda: peers.kronfluence({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}), "of different shapes"),
         (lambda: peers.kronfluence({"a": torch.ones(2, 3)}, target="loss?"), "Did you mean 'loss'"),
         (lambda: peers.dattri(torch.ones(3)), r"shape \(3,\): expected \(training examples, queries\)"),
         (lambda: peers.dattri(torch.ones(3, 2), ids=["a", "b"]), "looks transposed"),

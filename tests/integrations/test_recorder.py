@@ -103,7 +103,7 @@ def test_two_trainings_do_not_mix(tmp_path):
 def test_recording_nothing_is_refused(tmp_path):
     with pytest.raises(UndeError, match="nothing would be recorded"):
         train(tmp_path, CheckpointRecorder(tmp_path / "rec"), save_strategy="no")
-    refused("every=0", CheckpointRecorder, tmp_path, every=0)
+    refused("every is 0", CheckpointRecorder, tmp_path, every=0)
     refused("holds no recorded checkpoint", recorded, tmp_path / "nowhere")
     (tmp_path / "checkpoints.json").write_text('{"a": 1}')
     refused("not what a CheckpointRecorder writes", recorded, tmp_path)

@@ -148,7 +148,7 @@ def test_folders_without_checkpoints(here):
     Path("empty").mkdir()
     with pytest.raises(UndeError, match="empty holds no checkpoint: expected folders checkpoint-100"):
         checkpoints_in(Path("empty"), gpt2())
-    refused("no folder nowhere", checkpoints_in, Path("nowhere"), gpt2())
+    refused("nowhere holds no checkpoint", checkpoints_in, Path("nowhere"), gpt2())
     for name, file in (("b", "out/checkpoint-4"), ("a", "out/checkpoint-2")):
         shutil.copy(f"{file}/model.safetensors", f"empty/{name}.safetensors")
     assert [Path(c).name for c in checkpoints_in(Path("empty"), gpt2())[0]] == [

@@ -159,5 +159,5 @@ def test_names():
     assert get_executor("processes:3").count == 3
     own = Processes(2, timeout=9)
     assert get_executor(own) is own
-    with pytest.raises(UndeError, match="0 workers"):
+    with pytest.raises(UndeError, match="workers is 0"):
         get_executor("processes:0")

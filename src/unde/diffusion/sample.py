@@ -130,9 +130,8 @@ def sample(
     from diffusers import DDIMScheduler
 
     seeds, given = [int(s) for s in seeds], dict(given or {})
-    _check(
-        seeds, given, unconditional, prompts, [apart_from] if isinstance(apart_from, Samples) else apart_from
-    )
+    others = [apart_from] if isinstance(apart_from, Samples) else apart_from
+    _check(seeds, given, unconditional, prompts, others)
     sampler: Any = DDIMScheduler.from_config(scheduler.config)
     sampler.set_timesteps(steps)
     times = sampler_timesteps(scheduler, steps)
@@ -150,20 +149,14 @@ def sample(
                 out = _predict(model, x, t, here, unconditional, guidance)
                 x = sampler.step(out, t, x).prev_sample
                 if on_step is not None:
-                    on_step(
-                        start // batch_size * len(times) + step, -(-len(seeds) // batch_size) * len(times)
-                    )
+                    batches = -(-len(seeds) // batch_size)
+                    on_step(start // batch_size * len(times) + step, batches * len(times))
             finals.append(x.float().cpu())
             paths.append(torch.stack(path, 1).float().cpu())
             advance(len(x))
-    return Samples(
-        torch.cat(finals),
-        torch.cat(paths),
-        torch.tensor(times).repeat(len(seeds), 1),
-        seeds,
-        given,
-        None if prompts is None else list(prompts),
-    )
+    timesteps = torch.tensor(times).repeat(len(seeds), 1)
+    prompts = None if prompts is None else list(prompts)
+    return Samples(torch.cat(finals), torch.cat(paths), timesteps, seeds, given, prompts)
 
 
 def _predict(
@@ -185,8 +178,8 @@ def _predict(
     return plain + guidance * (guided - plain)
 
 
-def _list_of(kind: type, found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(one, kind) for one in found)
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _noise(seed: int, shape: Sequence[int]) -> Tensor:
@@ -203,25 +196,28 @@ def _check(
 ) -> None:
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UndeError(f"seeds {seeds[:5]}…: expected at least one, each ≥ 0 and different from the others")
-    for name, rows in given.items():
-        if len(rows) != len(seeds):
-            raise UndeError(f"{len(rows)} rows of {name!r} for {len(seeds)} seeds: expected one for each")
-    if prompts is not None and len(prompts) != len(seeds):
-        raise UndeError(f"{len(prompts)} prompts for {len(seeds)} seeds: expected one for each")
+    rows = {f"rows of {name!r}": len(column) for name, column in given.items()}
+    rows |= {} if prompts is None else {"prompts": len(prompts)}
+    for what, count in rows.items():
+        if count != len(seeds):
+            raise UndeError(f"{count} {what} for {len(seeds)} seeds: expected one for each")
+    if unconditional is not None and not given:
+        raise UndeError("guidance needs a conditional model: pass given= beside unconditional=")
     missing = [] if unconditional is None else [name for name in given if name not in unconditional]
-    if missing or (unconditional is not None and not given):
-        raise UndeError(
-            f"guidance needs an unconditional row of {missing[0]!r}"
-            if missing
-            else "guidance needs a conditional model: pass given= beside unconditional="
-        )
+    if missing:
+        raise UndeError(f"guidance needs an unconditional row of {missing[0]!r}")
     for other in others:
-        shared = sorted(set(seeds) & set(other.seeds))
-        if shared:
-            raise UndeError(
-                f"seeds {shared[:5]} serve another role already: samples for learning weights and for evaluation need "
-                "seeds of their own"
-            )
+        refuse_shared_seeds(seeds, other.seeds)
+
+
+def refuse_shared_seeds(seeds: Sequence[int], others: Sequence[int]) -> None:
+    """Raise if samples for two roles have seeds in common."""
+    shared = sorted(set(seeds) & set(others))
+    if shared:
+        raise UndeError(
+            f"seeds {shared[:5]} serve another role already: samples for learning weights and for evaluation need "
+            "seeds of their own"
+        )
 
 
 FORMAT, VERSION = "unde samples", 1

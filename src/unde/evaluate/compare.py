@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,19 +14,8 @@ from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.metrics import check_contributors, lds, rank, recall_at_k, skipped_examples
 from unde.scoring.arrays import as_scores
+from unde.scoring.base import Scores
 from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
-
-
-class ComparableScores(Protocol):
-    """Scores with or without weights, such as those of an index or `unde.scoring.from_arrays`."""
-
-    @property
-    def query_digests(self) -> Sequence[str]: ...
-    @property
-    def shape(self) -> tuple[int, int]: ...  # (Q, N)
-
-    def total(self, weights: Any = None) -> torch.Tensor: ...
-    def top(self, k: int, weights: Any = None) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +63,7 @@ class Comparison:
 
 
 def compare(
-    scores: ComparableScores | Array,
+    scores: Scores | Array,
     weights: Any,
     masks: Array,
     utility: Array,
@@ -111,10 +100,9 @@ def compare(
     """
     resolved: Any = as_scores(scores)
     refuse_training(resolved)
-    checked = refuse_seen(resolved.query_digests, weights) if isinstance(weights, LearnedWeights) else False
-    uniform = None
-    if getattr(resolved, "default_weights", None) is not None:  # those of a calibration
-        uniform = torch.ones(len(resolved.groups))
+    checked = isinstance(weights, LearnedWeights) and refuse_seen(resolved.query_digests, weights)
+    by_default = getattr(resolved, "default_weights", None)  # those of a calibration
+    uniform = None if by_default is None else torch.ones(len(resolved.groups))
     unweighted, weighted = (
         lds(resolved.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed)
         for w in (uniform, weights)
@@ -184,7 +172,7 @@ class FineGrained:
 
 
 def fine_grained(
-    scores: ComparableScores,
+    scores: Scores,
     targets: Mapping[str, Any],
     relevant: Mapping[str, Array],
     *,
@@ -239,7 +227,7 @@ def fine_grained(
     return FineGrained(recall, k, unweighted, checked=all(checks))
 
 
-def _rank_by(scores: ComparableScores, name: str, target: Any, k: int) -> Array:
+def _rank_by(scores: Scores, name: str, target: Any, k: int) -> Array:
     """(Q, k) the highest-ranked training examples of each query."""
     if target is None or isinstance(target, LearnedWeights):
         return scores.top(k, target).indices

@@ -54,8 +54,9 @@ class HiddenStates:
     def __init__(self, model: nn.Module, task: Task, rows: Rows) -> None:
         self.model, self.task, self.problem = model, task, ""
         self.batch_size, self._head = _MAX_BATCH, None
+        get: Any = getattr(model, "get_output_embeddings", lambda: None)
         try:
-            output = model.get_output_embeddings()
+            output = get()
         except (NotImplementedError, AttributeError):  # models without one
             output = None
         candidates = [m for m in model.modules() if _is_linear(m) or m is output]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.diffusion import Samples, sample
-from unde.diffusion.sample import GUIDANCE
-from unde.errors import UndeError
+from unde.diffusion.sample import GUIDANCE, refuse_shared_seeds
+from unde.errors import UndeError, require_positive
 from unde.gradients.model_state import frozen_eval
 from unde.integrations import require
 from unde.setup import Advance, Ask, Setup
@@ -29,8 +29,7 @@ ROWS = 16  # noisy images in the UNet at once; one of 256 × 256 pixels takes ab
 
 def add_lora(unet: Any, rank: int = 128, seed: int = 0) -> list[nn.Parameter]:
     """Freeze the UNet, put LoRA on its attention projections, and return what is to be trained, in float32."""
-    if rank < 1:
-        raise UndeError(f"LoRA of rank {rank}: expected at least 1")
+    require_positive(rank=rank)
     if any("lora_" in name for name, _ in unet.named_parameters()):
         raise UndeError("the UNet has LoRA layers already: load the pipeline anew, or train those it has")
     config = require("peft", "unde[diffusion]").LoraConfig(
@@ -66,26 +65,22 @@ def diffusion_setup(
     unet = _unet(pipeline)
     _check_trainable(unet)
     if learn_queries is not None and eval_queries is not None:
-        shared = sorted(set(learn_queries.seeds) & set(eval_queries.seeds))
-        if shared:
-            raise UndeError(
-                f"seeds {shared[:5]} are in the queries for learning weights and in those for evaluation: sample "
-                "each with seeds of its own"
-            )
+        refuse_shared_seeds(learn_queries.seeds, eval_queries.seeds)
     conditions = {} if prompts is None else _conditions(pipeline, prompts, len(images))
     if prompts is None and _reads_text(pipeline):
         raise UndeError(f"{type(pipeline).__name__} reads prompts: pass one for each image")
     train = {"latents": encode_images(pipeline, images), **conditions}
 
-    def columns(samples: Samples | None) -> dict[str, Any] | None:
-        return None if samples is None else query_columns(samples, journey)
-
+    learn, evaluate = (
+        None if samples is None else query_columns(samples, journey)
+        for samples in (learn_queries, eval_queries)
+    )
     return Setup(
         unet,
         Diffusion(training_scheduler(pipeline), timesteps, seed=seed, rows=rows),
         train,
-        learn_queries=columns(learn_queries),
-        eval_queries=columns(eval_queries),
+        learn_queries=learn,
+        eval_queries=evaluate,
         show=lambda example: _picture(pipeline, example),
         ids=ids,
         ask=_ask(pipeline),
@@ -268,14 +263,10 @@ def _check_trainable(unet: nn.Module) -> None:
     if any(p.requires_grad for p in unet.parameters()):
         return
     lora = any("lora_" in name for name, _ in unet.named_parameters())
-    raise UndeError(
-        "the UNet has no trainable parameter, so there is no gradient to attribute with: "
-        + (
-            "its LoRA is frozen. Call requires_grad_() on the parameters with 'lora_' in their names"
-            if lora
-            else "put LoRA on it with add_lora(pipeline.unet) and fine-tune, or requires_grad_() what was trained"
-        )
-    )
+    cure = "put LoRA on it with add_lora(pipeline.unet) and fine-tune, or requires_grad_() what was trained"
+    if lora:
+        cure = "its LoRA is frozen. Call requires_grad_() on the parameters with 'lora_' in their names"
+    raise UndeError(f"the UNet has no trainable parameter, so there is no gradient to attribute with: {cure}")
 
 
 def _vae(pipeline: Any) -> Any:
@@ -321,9 +312,15 @@ def _pixels(images: Any, channels: int, multiple: int, batch_size: int) -> Itera
     sides: tuple[int, ...] | None = None
     for start in range(0, len(images), batch_size):
         stop = min(start + batch_size, len(images))
-        x = torch.stack(_alike([_image(images[i], channels) for i in range(start, stop)], start, sides))
+        batch = [_image(images[i], channels) for i in range(start, stop)]
+        sides = tuple(batch[0].shape) if sides is None else sides
+        for i, image in enumerate(batch, start):
+            if tuple(image.shape) != sides:
+                raise UndeError(
+                    f"image {i} is {tuple(image.shape)}, those before it {sides}: bring all to one size"
+                )
+        x = torch.stack(batch)
         _check_shape(x, channels, multiple)
-        sides = tuple(x.shape[1:])
         floating = x.dtype != torch.uint8
         x = x.float() if floating else x / 127.5 - 1
         low, high = float(x.min()), float(x.max())
@@ -347,16 +344,6 @@ def _image(image: Any, channels: int) -> Tensor:
     if not isinstance(image, (Tensor, np.ndarray)):
         raise UndeError(f"an image is {type(image).__name__}: expected a tensor, an array or one of Pillow's")
     return torch.as_tensor(image)
-
-
-def _alike(found: list[Tensor], start: int, sides: tuple[int, ...] | None) -> list[Tensor]:
-    first = tuple(found[0].shape) if sides is None else sides
-    for i, image in enumerate(found, start):
-        if tuple(image.shape) != first:
-            raise UndeError(
-                f"image {i} is {tuple(image.shape)}, those before it {first}: bring all to one size"
-            )
-    return found
 
 
 def _check_shape(x: Tensor, channels: int, multiple: int) -> None:

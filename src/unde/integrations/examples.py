@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.integrations.documents import (
     Record,
     Texts,
@@ -50,11 +51,16 @@ def causal_examples(
     many tokens the model knows.
     """
     text, target = fields_of(source, text_field, target_field)
-    if target is None and not _holds_messages(source, text):
+    columns = columns_of(source)
+    first = next(read_records(source, (text,)), None) if text in columns else None
+    if target is None and not (first and isinstance(first.fields.get(text), list)):
         sequences = TextSequences(source, tokenizer, length, rows, text, option)
     else:
         sequences = AnswerSequences(source, tokenizer, length, rows, text, target, option)
-    _note_ignored(source, {text, target})
+    ignored = [repr(name) for name in columns if name not in {text, target, *_ALWAYS}]
+    if ignored:
+        verb = "is" if len(ignored) == 1 else "are"
+        console.note(f"{source_name(source)}: {', '.join(ignored)} {verb} not used")
     return sequences
 
 
@@ -65,37 +71,19 @@ def fields_of(source: Texts, text_field: str | None, target_field: str | None) -
         return text_field or PROMPT, target_field
     if text_field is not None:
         return text_field, None
-    ways = {MESSAGES: (MESSAGES, None), TEXT: (TEXT, None)}
-    matches = [way for name, way in ways.items() if name in columns]
-    if PROMPT in columns and COMPLETION in columns:
-        matches.append((PROMPT, COMPLETION))
+    ways = ((MESSAGES, None), (TEXT, None), (PROMPT, COMPLETION))
+    matches = [(text, target) for text, target in ways if {text, target or text} <= set(columns)]
     if len(matches) > 1:
         names = " and ".join(repr(name) for way in matches for name in way if name is not None)
+        options = (
+            f"--text-field {text}" + (f" --target-field {target}" if target else "")
+            for text, target in matches
+        )
         raise UndeError(
             f"{source_name(source)} has {names}, which can be read in more than one way: say which, as in "
-            + " or ".join(
-                f"--text-field {text}" + (f" --target-field {target}" if target else "")
-                for text, target in matches
-            )
+            + " or ".join(options)
         )
     return matches[0] if matches else (TEXT, None)
-
-
-def _note_ignored(source: Texts, used: set[str | None]) -> None:
-    """Say once which columns are left alone."""
-    ignored = [repr(name) for name in columns_of(source) if name not in used | _ALWAYS]
-    if ignored:
-        console.note(
-            f"{source_name(source)}: {', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
-        )
-
-
-def _holds_messages(source: Texts, field: str) -> bool:
-    """Whether a field holds messages."""
-    if field not in columns_of(source):
-        return False
-    first = next(read_records(source, (field,)), None)
-    return first is not None and isinstance(first.fields.get(field), list)
 
 
 class AnswerSequences(TextSequences):
@@ -118,8 +106,18 @@ class AnswerSequences(TextSequences):
         check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, counts, long, dropped = [], [], 0, 0
-        for record, (ids, has_loss) in _tokenize_records(source, tokenizer, text, target, option):
-            _check(record, ids, has_loss, rows)
+        for record in read_records(source, [name for name in (text, target, "tools") if name]):
+            field_of(record, text, option)
+            if target is None:
+                ids, has_loss = conversation(record, text, tokenizer)
+            else:
+                field_of(record, target, "--target-field", "the target")
+                ids, has_loss = completion(record, (text, target), tokenizer)
+            if not any(has_loss[1:]):
+                raise UndeError(
+                    f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out"
+                )
+            check_tokens(record.where, ids, rows)
             parts = cut_slices(len(ids), length)
             long += len(parts) > 1
             for part, where in enumerate(parts, 1):
@@ -141,27 +139,6 @@ class AnswerSequences(TextSequences):
         return {"input_ids": tokens, "labels": tokens.masked_fill(silent, IGNORE)}
 
 
-def _tokenize_records(
-    source: Texts, tokenizer: Any, text: str, target: str | None, option: str
-) -> Iterator[tuple[Record, MaskedTokens]]:
-    columns = (text, "tools") if target is None else (text, target, "tools")
-    for record in read_records(source, columns):
-        field_of(record, text, option)
-        if target is None:
-            yield record, conversation(record, text, tokenizer)
-        else:
-            field_of(record, target, "--target-field", "the target")
-            yield record, completion(record, (text, target), tokenizer)
-
-
-def _check(record: Record, tokens: list[int], counts: list[bool], rows: int) -> None:
-    if not any(counts[1:]):
-        raise UndeError(
-            f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out"
-        )
-    check_tokens(record.where, tokens, rows)
-
-
 def _note_loss(
     source: Texts, tokenizer: Any, target: str | None, length: int, long: int, dropped: int
 ) -> None:
@@ -178,10 +155,6 @@ def _note_loss(
             "into parts that do not see each other"
             + (f"; {console.counted(dropped, 'part')} without an answer left out" if dropped else "")
         )
-
-
-def has_template(tokenizer: Any) -> bool:
-    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def marks_answers(tokenizer: Any) -> bool:
@@ -222,7 +195,11 @@ def conversation(record: Record, field: str, tokenizer: Any) -> MaskedTokens:
         )
     render = _renderer(record, tokenizer)
     if marks_answers(tokenizer):
-        return _tokenize_by_template(record, messages, tokenizer)
+        with _template_errors(record):
+            encoding = tokenizer.apply_chat_template(
+                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **_tools(record)
+            )
+        return list(encoding["input_ids"]), [bool(x) for x in encoding["assistant_masks"]]
     text, spans = render(messages, False), []
     for turn in (i for i, m in enumerate(messages) if m["role"] == ASSISTANT):
         start = _answer_start(record, render, messages[:turn], text)
@@ -264,7 +241,7 @@ def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> Maske
 
 def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]], bool], str]:
     """A function that renders messages by the chat template, with the header of an answer or without."""
-    if not has_template(tokenizer):
+    if not getattr(tokenizer, "chat_template", None):
         raise UndeError(
             f"{record.where} holds messages, and the tokenizer has no chat template: save the tokenizer that the model "
             "was trained with (tokenizer.chat_template), or give texts"
@@ -274,12 +251,10 @@ def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]],
     def render(messages: list[dict[str, Any]], header: bool) -> str:
         if not messages:
             return ""
-        try:
+        with _template_errors(record):
             return tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=header, **more
             )
-        except Exception as e:  # templates are programs: they raise what they like
-            raise _template_error(record, e) from None
 
     return render
 
@@ -287,25 +262,11 @@ def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]],
 def _tools(record: Record) -> dict[str, Any]:
     tools = record.fields.get("tools")
     if isinstance(tools, str):
-        try:
+        with explain(f"{record.where}: 'tools' is not JSON ({{e}})", ValueError):
             tools = json.loads(tools)
-        except ValueError as e:
-            raise UndeError(f"{record.where}: 'tools' is not JSON ({e})") from None
-    if not tools:
-        return {}
-    if not isinstance(tools, list):
+    if tools and not isinstance(tools, list):
         raise UndeError(f"{record.where}: 'tools' is {type(tools).__name__}, expected a list")
-    return {"tools": tools}
-
-
-def _tokenize_by_template(record: Record, messages: list[dict[str, Any]], tokenizer: Any) -> MaskedTokens:
-    try:
-        encoding = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **_tools(record)
-        )
-    except Exception as e:
-        raise _template_error(record, e) from None
-    return list(encoding["input_ids"]), [bool(x) for x in encoding["assistant_masks"]]
+    return {"tools": tools} if tools else {}
 
 
 def _answer_start(
@@ -362,9 +323,9 @@ def _common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def _template_error(record: Record, error: Exception) -> UndeError:
-    why = str(error).strip().partition("\n")[0] or type(error).__name__
-    return UndeError(f"{record.where}: the chat template refuses these messages ({why})")
+def _template_errors(record: Record) -> AbstractContextManager[None]:
+    """Templates are programs: they raise what they like."""
+    return explain(f"{record.where}: the chat template refuses these messages ({{e}})", Exception)
 
 
 def _rewrite_error(record: Record) -> UndeError:

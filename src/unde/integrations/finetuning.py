@@ -75,7 +75,7 @@ def fine_tuning(
     start = None if local else _start(folder, base, trust_remote_code)
     console.note(f"training: {arguments}" + ("" if start is None else f", from {start.base}"))
     return TrainingSpec(
-        model=start if start is not None else _unused,
+        model=start or _unused,
         data=setup.train_data,
         loss=setup.task.loss,
         optimizer=partial(torch.optim.AdamW, lr=arguments.lr, weight_decay=0.0),

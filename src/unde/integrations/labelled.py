@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.integrations.documents import (
     Record,
     Texts,
@@ -30,17 +29,12 @@ TAGS = (("tokens", "ner_tags"), *((a, b) for a in ("tokens", "words") for b in (
 _OPTION = "--target-field"
 
 
-class LabelledExamples(Dataset):
+class LabelledExamples(list[dict[str, Tensor]]):
     """Examples {"input_ids", "labels"}, called as their records are."""
 
     def __init__(self, examples: list[dict[str, Tensor]], ids: list[str]) -> None:
-        self.examples, self.ids = examples, ids
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.examples[index]
+        super().__init__(examples)
+        self.ids = ids
 
 
 class RecordReader:
@@ -119,13 +113,11 @@ def classified(
 ) -> LabelledExamples:
     """Texts with a class, by its number or its name in the model's config (`classes`), or with a real number."""
     fields = _fields(source, text, label, CLASSES)
-    return _label_texts(
-        source,
-        reader,
-        fields,
-        "the label",
-        lambda record, value: (_number(record, value, classes, real), False),
-    )
+
+    def number(record: Record, value: Any) -> tuple[Any, bool]:
+        return _number(record, value, classes, real), False
+
+    return _label_texts(source, reader, fields, "the label", number)
 
 
 def _label_texts(
@@ -173,15 +165,9 @@ def tagged(
             tokens, long = reader.encode(record, text=words)
             return tokens["input_ids"], predict_words(tokens), long
         words = [text_of(w, record.where, f"word {i}") for i, w in enumerate(_list(record, words, text), 1)]
-        try:
+        cure = "load it with add_prefix_space=True and save it again"
+        with explain(f"the tokenizer takes no lists of words ({{e}}): {cure}", AssertionError, ValueError):
             tokens, long = reader.encode(record, text=words, is_split_into_words=True)
-        except (AssertionError, ValueError) as e:
-            if isinstance(e, UndeError):
-                raise
-            raise UndeError(
-                f"the tokenizer takes no lists of words ({e}): load it with add_prefix_space=True "
-                "and save it again"
-            ) from None
         if reader.needs_prediction(record, tags):
             return tokens["input_ids"], predict_words(tokens), long
         wanted = _list(record, field_of(record, tags, _OPTION, "the classes of words"), tags)
@@ -230,11 +216,8 @@ def _fields(
 
 def _number(record: Record, value: Any, classes: Mapping[Any, Any], real: bool) -> Any:
     if real:
-        try:
-            values = [float(v) for v in (value if isinstance(value, list) else [value])]
-            return values if isinstance(value, list) else values[0]
-        except (TypeError, ValueError):
-            raise UndeError(f"{record.where}: the label is {value!r}, expected a number") from None
+        with explain(f"{record.where}: the label is {value!r}, expected a number", TypeError, ValueError):
+            return [float(v) for v in value] if isinstance(value, list) else float(value)
     if isinstance(value, str) and value in classes:
         return int(classes[value])
     text = str(value)

@@ -28,9 +28,14 @@ SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
 _ADAPTER = "adapter_config.json"
 _TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer.model",
-    *("vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json"),
+    *(
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+        "tokenizer_config.json",
+    ),
 )
 
 
@@ -83,10 +88,13 @@ def hf_setup(
     if kind is kinds.SEQUENCE and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = tokenizer.pad_token_id  # by which it tells where a text ends
     task = kinds.task_for(kind, loaded, tokenizer)
-    rows = _rows(loaded, tokenizer, name)
-    length = _length(loaded, seq_len, name)
-
-    classes = getattr(text_config(loaded), "label2id", None) or {}
+    rows, context = _rows(loaded, tokenizer, name), token_limits(loaded)[1]
+    if seq_len is not None and seq_len > context:
+        raise UndeError(
+            f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
+        )
+    length = min(SEQ_LEN, context) if seq_len is None else seq_len
+    classes = getattr(config, "label2id", None) or {}
     says = predictor(loaded, task, length)
 
     def examples(
@@ -106,17 +114,21 @@ def hf_setup(
     def queries(texts: Texts | None) -> TextSequences | LabelledExamples | None:
         if texts is None:
             return None
-        typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
-        if typed:
-            _refuse_files(texts)
+        listed: Any = [] if isinstance(texts, (str, os.PathLike)) else texts
+        typed = len(listed) > 0 and all(isinstance(t, str) for t in listed)
+        files = (t for t in listed if typed and t.endswith(SUFFIXES))
+        file = next((t for t in files if Path(t).expanduser().is_file()), None)
+        if file is not None:
+            raise UndeError(
+                f"the query {file!r} is a file, and a text was expected: ask what is in it with --queries {file}"
+            )
         target, field = None if typed else target_field, query_field or text_field
         return examples(texts, field, target, "--query-field", asked=True)
 
     train = examples(data, text_field, target_field, "--text-field")
-    scored = "labels" if kind is kinds.SEQ2SEQ else "input_ids"  # the tokens that have a loss
+    names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)  # the last has a loss
 
     def show(example: Any) -> str:
-        names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)
         return " → ".join(tokenizer.decode(example[n].tolist(), skip_special_tokens=True) for n in names)
 
     return Setup(
@@ -126,19 +138,10 @@ def hf_setup(
         learn_queries=queries(learn_queries),
         eval_queries=queries(eval_queries),
         show=show,
-        pieces=lambda example: pieces(tokenizer, example[scored].tolist()),
+        pieces=lambda example: pieces(tokenizer, example[names[-1]].tolist()),
         ids=train.ids,
         ask=Ask(text=lambda text: queries([text])),
     )
-
-
-def _refuse_files(texts: Any) -> None:
-    """A file that was given where a text is wanted."""
-    file = next((t for t in texts if t.endswith(SUFFIXES) and Path(t).expanduser().is_file()), None)
-    if file is not None:
-        raise UndeError(
-            f"the query {file!r} is a file, and a text was expected: ask what is in it with --queries {file}"
-        )
 
 
 def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -148,19 +151,17 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
     _check_folder(name, ("config.json", _ADAPTER), "model")
     _refuse_pickles(name)
     safe = {"trust_remote_code": trust_remote_code, "use_safetensors": True}
+    missing: list[str] = []
     try:
         if adapter:
             _refuse_pickles(_base(name))
             kind, model = _adapted(name, safe)
-            missing: list[str] = []
         else:
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             kind = kinds.kind_of(config)
             auto = getattr(transformers, f"AutoModelFor{kind.auto}")
             model, info = auto.from_pretrained(name, output_loading_info=True, **safe)
             missing = sorted(info["missing_keys"])
-    except UndeError:
-        raise
     except Exception as e:  # whatever a foreign file, an old format or a missing network leads to
         raise _cannot("model", name, e, trust_remote_code) from e
     if missing:
@@ -246,6 +247,8 @@ def asks_to_run_code(name: str) -> UndeError:
 
 
 def _cannot(what: str, name: str, error: Exception, trusted: bool) -> UndeError:
+    if isinstance(error, UndeError):
+        return error
     if not trusted and "trust_remote_code" in str(error):
         return asks_to_run_code(name)
     why = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -259,8 +262,8 @@ def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
     Tokens added to a tokenizer are not counted, as one for padding is often beyond the model's and never used
     here; a text that uses such a token is refused by name.
     """
-    get = getattr(model, "get_input_embeddings", None)
-    weight = getattr(get() if get is not None else None, "weight", None)
+    get = getattr(model, "get_input_embeddings", lambda: None)
+    weight = getattr(get(), "weight", None)
     if weight is None:
         raise UndeError(
             f"{name} ({type(model).__name__}) has no table of token embeddings: expected a causal LM"
@@ -271,15 +274,6 @@ def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
             "Save the tokenizer that the model was trained with beside it"
         )
     return weight.shape[0]
-
-
-def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
-    context = token_limits(model)[1]
-    if seq_len is not None and seq_len > context:
-        raise UndeError(
-            f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
-        )
-    return min(SEQ_LEN, context) if seq_len is None else seq_len
 
 
 def model_of_config(path: Path, trust_remote_code: bool = False) -> tuple[nn.Module, Task]:

@@ -50,11 +50,7 @@ def kind_of(config: Any) -> Kind:
     names = getattr(config, "architectures", None) or ()
     remote = getattr(config, "auto_map", None) or {}
     for kind in KINDS:
-        if (
-            names
-            and names[0] in tables[kind].get(family, ())
-            and (kind is SEQ2SEQ or not _both(config, kind))
-        ):
+        if names and names[0] in tables[kind].get(family, ()) and not _both(config, kind):
             return kind
     for kind in KINDS:
         if f"AutoModelFor{kind.auto}" in remote or any(n.endswith(f"For{kind.auto}") for n in names[:1]):
@@ -120,23 +116,15 @@ def predictor(model: nn.Module, task: Task, length: int) -> Callable[[Tensor], T
 
 def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
     """Of one text, without the batch."""
+    device = next(model.parameters()).device
     with frozen_eval(model), torch.no_grad():
-        return model(input_ids=tokens[None].to(_device(model))).logits[0].cpu()
+        return model(input_ids=tokens[None].to(device)).logits[0].cpu()
 
 
 def _generate(model: Any, tokens: Tensor, length: int) -> Tensor:
+    ids, greedy = tokens[None].to(next(model.parameters()).device), {"do_sample": False, "num_beams": 1}
     with frozen_eval(model), torch.no_grad():
-        [tokens] = model.generate(
-            input_ids=tokens[None].to(_device(model)),
-            max_new_tokens=length - 1,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-        )
+        [tokens] = model.generate(input_ids=ids, max_new_tokens=length - 1, use_cache=True, **greedy)
     if len(tokens) < 2:
         raise UndeError("the model writes nothing for such a text: give a target for the query")
     return tokens[1:].cpu()  # after the token that starts a text
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

@@ -108,7 +108,21 @@ def bergson(
     for what, names, count in (("ids", ids, len(train)), ("query_ids", query_ids, len(query))):
         if names is not None and len(names) != count:
             raise UndeError(f"{len(names)} {what}, the gradients are of {count}: expected one for each")
-    return _products(train, query, sign, ids, query_ids, parse_bytes(memory))
+    features = _BergsonFeatures(train, ids, parse_bytes(memory))
+    gradients = sign * query.block(slice(0, len(query)))
+    digests = [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in gradients.numpy()]
+    groups = Groups({name: (name,) for name in train.sizes})
+    provenance = {"method": {"name": "bergson"}}
+    return GroupScores(
+        features,
+        gradients[None],
+        TracIn(),
+        groups,
+        digests,
+        provenance,
+        parse_bytes(memory),
+        query_ids=query_ids,
+    )
 
 
 # --- scores by module -----------------------------------------------------------------------------------
@@ -117,18 +131,17 @@ def bergson(
 def _by_module(
     parts: Mapping[str, np.ndarray], name: str, target: str, ids: Names, query_ids: Names
 ) -> ArrayScores:
-    sign, shapes = _sign(target), {part: values.shape for part, values in parts.items()}
-    first = next(iter(shapes.values()))
-    other = next((part for part, shape in shapes.items() if shape != first), None)
-    if other is not None:
+    shapes = {part: values.shape for part, values in parts.items()}
+    if len(set(shapes.values())) > 1:
         raise UndeError(
-            f"scores of {other!r} have shape {shapes[other]}, those of {next(iter(shapes))!r} {first}: expected the "
-            "same queries and training examples in all"
+            f"scores of different shapes {shapes}: expected the same queries and training examples in all"
         )
-    if list(parts) == [_ALL]:
-        return from_arrays(sign * parts[_ALL], ids=ids, query_ids=query_ids, name=name)
-    whole = sign * np.stack(list(parts.values()), 2)  # (Q, N, M)
-    return from_arrays(whole, groups=list(parts), ids=ids, query_ids=query_ids, name=name)
+    alone = list(parts) == [_ALL]
+    whole = _sign(target) * (
+        parts[_ALL] if alone else np.stack(list(parts.values()), 2)
+    )  # (Q, N) or (Q, N, M)
+    groups = None if alone else list(parts)
+    return from_arrays(whole, groups=groups, ids=ids, query_ids=query_ids, name=name)
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -277,13 +290,11 @@ class _Gradients:
 
     def block(self, examples: slice) -> Tensor:
         """(n, D) float32."""
-        if self.offsets is None:
-            return self._check_finite(_as_float(self.rows[examples], self.stored), examples)
-        found = _as_float(self.rows[self.offsets[examples.start] : self.offsets[examples.stop]], self.stored)
-        summed = _sum_rows(found, self.offsets, examples.start, examples.stop - examples.start)
-        return self._check_finite(summed, examples)
-
-    def _check_finite(self, block: Tensor, examples: slice) -> Tensor:
+        offsets = self.offsets
+        rows = examples if offsets is None else slice(offsets[examples.start], offsets[examples.stop])
+        block = _as_float(self.rows[rows], self.stored)
+        if offsets is not None:
+            block = _sum_rows(block, offsets, examples.start, examples.stop - examples.start)
         if not torch.stack(torch.aminmax(block)).isfinite().all():
             row = examples.start + int((~block.isfinite()).any(1).nonzero()[0, 0])
             raise UndeError(
@@ -303,16 +314,3 @@ class _BergsonFeatures(TrainFeatures):
 
     def block(self, s: int) -> list[Tensor]:
         return [self.gradients.block(self.cuts[s])]
-
-
-def _products(
-    train: _Gradients, query: _Gradients, sign: float, ids: Names, query_ids: Names, memory: int
-) -> GroupScores:
-    queries = sign * query.block(slice(0, len(query)))
-    features = _BergsonFeatures(train, ids, memory)
-    digests = [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in queries.numpy()]
-    groups = Groups({name: (name,) for name in train.sizes})
-    provenance = {"method": {"name": "bergson"}}
-    return GroupScores(
-        features, queries.unsqueeze(0), TracIn(), groups, digests, provenance, memory, query_ids=query_ids
-    )

@@ -64,10 +64,8 @@ class ImageFormat:
         """None where examples hold no picture, or more than a picture and a label."""
         example = rows[0]
         key = _place(example)
-        if key is _NOWHERE:
-            return None
-        some = [_at(rows[i], key) for i in evenly(len(rows), SAMPLED)]
-        if any(_channels(one) is None for one in some):
+        some = [] if key is _NOWHERE else [_at(rows[i], key) for i in evenly(len(rows), SAMPLED)]
+        if not some or any(_channels(one) is None for one in some):
             return None
         shapes = {tuple(one.shape) for one in some}
         first = _channels(some[0]) == "first"

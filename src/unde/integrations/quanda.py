@@ -59,13 +59,8 @@ def explainer(
             model_id: str = "unde",
             cache_dir: str | None = None,
         ) -> None:
-            super().__init__(
-                model=model,
-                train_dataset=train_dataset,
-                task=task,
-                checkpoints=checkpoints,
-                checkpoints_load_func=checkpoints_load_func,
-            )
+            more = {"checkpoints": checkpoints, "checkpoints_load_func": checkpoints_load_func}
+            super().__init__(model=model, train_dataset=train_dataset, task=task, **more)
             self.unde_task, self._examples = TASKS[task](), _Examples(train_dataset)
             if cache_dir is None:
                 self._temporary = tempfile.TemporaryDirectory(prefix="unde-quanda-")
@@ -75,7 +70,10 @@ def explainer(
         @cached_property
         def index(self) -> Index:
             """Built when it is first asked for, or found."""
-            states = _states(self.model, self.checkpoints, self.checkpoints_load_func)
+            states = []  # of each checkpoint; the model keeps the last
+            for path in self.checkpoints:
+                self.checkpoints_load_func(self.model, path)
+                states.append({k: v.detach().clone() for k, v in self.model.state_dict().items()})
             settings: dict[str, Any] = {"progress": False, "method": method, **options}
             if len(states) > 1:
                 settings["checkpoints"] = states
@@ -90,13 +88,9 @@ def explainer(
             scores = self.index.score(_queries(test_data, targets))
             return scores.total(self.weights).to(self.device)
 
-        @cached_property
-        def _self_influence(self) -> Tensor:
-            return self.index.self_influence(self.weights).to(self.device)
-
         def self_influence(self, batch_size: int = 32) -> Tensor:
             """(training examples,); as many at a time as the memory of the index holds, whatever the batch size."""
-            return self._self_influence
+            return self.index.self_influence(self.weights).to(self.device)
 
     return UndeExplainer
 
@@ -122,12 +116,3 @@ def _queries(test_data: Any, targets: Any) -> Any:
     if isinstance(test_data, Mapping):
         return {**{k: v for k, v in test_data.items() if k in _INPUTS}, "labels": labels}
     return test_data, labels.to(test_data.device)
-
-
-def _states(model: nn.Module, checkpoints: list[str], load: Any) -> list[dict[str, Tensor]]:
-    """The weights of each checkpoint; the model keeps those of the last."""
-    states = []
-    for path in checkpoints:
-        load(model, path)
-        states.append({name: value.detach().clone() for name, value in model.state_dict().items()})
-    return states

@@ -84,19 +84,8 @@ class ModelSource:
         self, learn: Texts | None = None, evaluate: Texts | None = None, query_field: str | None = None
     ) -> Setup:
         """The model and its texts, after `complete`, with texts of queries."""
-        assert self.model is not None
-        assert self.data is not None
-        return hf_setup(
-            self.model,
-            self.data,
-            text_field=self.text_field,
-            target_field=self.target_field,
-            seq_len=self.seq_len,
-            learn_queries=learn,
-            eval_queries=evaluate,
-            query_field=query_field,
-            trust_remote_code=self.trust_remote_code,
-        )
+        options: dict[str, Any] = {**self.text_options, _TRUST: self.trust_remote_code}
+        return hf_setup(learn_queries=learn, eval_queries=evaluate, query_field=query_field, **options)
 
     def checkpoints_of(
         self, model: nn.Module, index: StorePath | None = None
@@ -119,12 +108,11 @@ class ModelSource:
 
     def absolute(self) -> dict[str, Any]:
         """All fields that may be stored, with paths that hold from any working folder."""
-        settings: dict[str, Any] = asdict(self)
-        del settings[_TRUST]
+        settings: dict[str, Any] = {k: v for k, v in asdict(self).items() if k != _TRUST}
         for name in ("model", "data", "checkpoints"):
-            if settings[name] is not None:
-                path = Path(settings[name]).expanduser()
-                settings[name] = str(path.absolute()) if path.exists() else settings[name]
+            path = Path(settings[name] or "").expanduser()
+            if settings[name] is not None and path.exists():
+                settings[name] = str(path.absolute())
         return settings
 
     def save(self, index: StorePath) -> None:

@@ -41,12 +41,13 @@ def newest(folder: str) -> str:
 
 def steps(folder: Path) -> dict[int, Path]:
     """Checkpoints by their steps; those that were not saved whole are left out."""
-    checkpoints = {}
-    for path in folder.glob("checkpoint-*"):
-        step = re.fullmatch(r"checkpoint-(\d+)", path.name)
-        if step and (path / STATE).is_file() and any((path / name).is_file() for name in _CONFIGS):
-            checkpoints[int(step[1])] = path
-    return dict(sorted(checkpoints.items()))
+    whole = (
+        p
+        for p in folder.glob("checkpoint-*")
+        if (p / STATE).is_file() and any((p / n).is_file() for n in _CONFIGS)
+    )
+    numbers = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in whole)
+    return dict(sorted((int(number[1]), path) for number, path in numbers if number))
 
 
 def home_of(checkpoint: str) -> Path | None:
@@ -61,8 +62,6 @@ def checkpoints_in(folder: Path, model: nn.Module) -> tuple[list[Checkpoint], li
     The folder is that of a run of Trainer (checkpoint-100, checkpoint-200, …), of a CheckpointRecorder, or one with
     a .safetensors file for each, in the order of their names.
     """
-    if not folder.is_dir():
-        raise UndeError(f"no folder {folder}: expected checkpoints of Trainer or .safetensors files in it")
     if (folder / RECORDED).is_file():
         files, rates = recorded(folder)
         return list(files), rates

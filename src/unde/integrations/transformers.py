@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from unde.errors import UndeError
+from unde.errors import UndeError, require_positive
 from unde.integrations.language import hf_setup
 from unde.integrations.trainer import RECORDED, read_entries, recorded
 from unde.store.files import PARTIAL, write_atomically
@@ -34,8 +34,7 @@ class CheckpointRecorder(TrainerCallback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int | None = None) -> None:
-        if every is not None and every < 1:
-            raise UndeError(f"every={every}: expected a number of steps ≥ 1, or None for every save")
+        require_positive(every=every)
         self.folder, self.every = Path(folder).expanduser(), every
         self._rate = 0.0
 

@@ -7,6 +7,7 @@ than `timeout` seconds counts as hung, and its worker is ended.
 
 from __future__ import annotations
 
+import math
 import pickle
 import signal
 import time
@@ -15,10 +16,9 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from unde.errors import BadExample, UndeError
+from unde.errors import BadExample, UndeError, explain, require_positive
 
 Job: TypeAlias = tuple[int, ...]
 Message: TypeAlias = bytes | Job  # what a worker is sent: what to load, or a job
@@ -88,20 +88,17 @@ SERIAL = Serial()
 
 Answer: TypeAlias = (
     tuple[bool, str] | None
-)  # None if it went well, else whether it is bad input, and what happened
+)  # None: it went well; else whether it is bad input, and what happened
 
 
 def pack_job(function: Callable[..., None], context: Any) -> bytes:
     """Pickle a function of jobs and its context for other processes."""
-    try:
+    message = (
+        "what other processes are to run cannot be sent to them ({e}): functions must be at the top level of a "
+        "module (or functools.partial of one). Move them there, or run in one process"
+    )
+    with explain(message, Exception):
         return pickle.dumps((function, context))
-    except UndeError:
-        raise
-    except Exception as e:
-        raise UndeError(
-            f"what other processes are to run cannot be sent to them ({e}): functions must be at the top level of a "
-            "module (or functools.partial of one). Move them there, or run in one process"
-        ) from e
 
 
 class JobRunner:
@@ -114,31 +111,25 @@ class JobRunner:
         self._loaded: tuple[Callable[..., None], Any] | None = None
 
     def __call__(self, message: Message) -> Answer:
-        return _catch(
-            partial(self._load, message) if isinstance(message, bytes) else partial(self._run, message)
-        )
+        try:
+            if isinstance(message, bytes):
+                self._load(message)
+            else:
+                assert self._loaded is not None
+                function, context = self._loaded
+                function(context, *message)
+        except UndeError as e:
+            # A store that does not answer may do so the next time, and other jobs have other examples.
+            return not isinstance(e, (OSError, BadExample)), str(e)
+        except Exception:
+            return False, traceback.format_exc().strip()
+        return None
 
     def _load(self, payload: bytes) -> None:
         if self._loaded is not None and hasattr(self._loaded[1], "close"):
             self._loaded[1].close()
         self._loaded = None  # its memory is free for the next
         self._loaded = pickle.loads(payload)
-
-    def _run(self, job: Job) -> None:
-        assert self._loaded is not None
-        function, context = self._loaded
-        function(context, *job)
-
-
-def _catch(run: Callable[[], None]) -> Answer:
-    try:
-        run()
-    except UndeError as e:
-        # A store that does not answer may do so the next time, and other jobs have other examples.
-        return not isinstance(e, (OSError, BadExample)), str(e)
-    except Exception:
-        return False, traceback.format_exc().strip()
-    return None
 
 
 STARTS = 10  # workers that may die in a row before one has begun to work
@@ -160,9 +151,7 @@ class WorkerPool(Executor, Generic[Worker]):
     in_process, exclusive = False, True
 
     def __init__(self, count: int, threads: int, timeout: float | None) -> None:
-        for what, value in (("workers", count), ("threads", threads)):
-            if value < 1:
-                raise UndeError(f"{value} {what}: expected at least one")
+        require_positive(workers=count, threads=threads)
         if timeout is not None and not timeout > 0:
             raise UndeError(f"a timeout of {timeout} s: expected more than 0, or None to wait for ever")
         self.count, self.threads, self.timeout = count, threads, timeout
@@ -229,7 +218,11 @@ class _PoolRun(Generic[Worker]):
                     self._handle_exit(job, answer)
                     continue
                 if answer is not None:
-                    self._handle_failure(job, *answer)
+                    refused, reason = answer
+                    if refused or job == _STARTING:
+                        what = "" if refused else "a worker process could not make what it is to work on: "
+                        raise UndeError(what + reason)
+                    self._retry(job, reason)
                 elif job == _STARTING:
                     self._attempts[_STARTING] = 0
                 else:
@@ -246,44 +239,31 @@ class _PoolRun(Generic[Worker]):
         """Start as many workers as there are jobs for; idle ones first."""
         wanted = min(self._pool.count, len(self._waiting))
         for worker in self._pool.workers[:wanted]:
-            self._load(worker)
+            self._send(worker, _STARTING)
         while len(self._busy) < wanted:
             self._add_worker()
 
     def _add_worker(self) -> None:
         worker = self._pool.start()
         self._pool.workers.append(worker)
-        self._load(worker)
+        self._send(worker, _STARTING)
 
-    def _load(self, worker: Worker) -> None:
-        self._send(worker, _STARTING, self._payload)
-
-    def _send(self, worker: Worker, job: Job, message: Message) -> None:
+    def _send(self, worker: Worker, job: Job) -> None:
         self._busy[worker], self._since[worker] = job, time.monotonic()
-        self._pool.send(worker, message)
+        self._pool.send(worker, self._payload if job == _STARTING else job)
 
     def _assign(self, worker: Worker) -> None:
-        if not self._waiting:
+        if self._waiting:
+            self._send(worker, self._waiting.popleft())
+        else:
             self._idle.append(worker)
-            return
-        job = self._waiting.popleft()
-        self._send(worker, job, job)
 
     def _reassign(self) -> None:
         """Give the job of a dead worker to an idle one, else to a new one: beside idle ones it may find no room."""
-        if not self._waiting:
-            return
-        if self._idle:
+        if self._waiting and self._idle:
             self._assign(self._idle.pop())
-        else:
+        elif self._waiting:
             self._add_worker()
-
-    def _handle_failure(self, job: Job, refused: bool, reason: str) -> None:
-        if refused:
-            raise UndeError(reason)
-        if job == _STARTING:
-            raise UndeError(f"a worker process could not make what it is to work on: {reason}")
-        self._retry(job, reason)
 
     def _retry(self, job: Job, reason: str) -> None:
         """Queue a failed job again, or give it up."""
@@ -297,18 +277,19 @@ class _PoolRun(Generic[Worker]):
         """Retry the job of a dead worker, unless it has killed too many."""
         if job == _STARTING:
             self._attempts[_STARTING] += 1
-            if outcome.fatal:
-                raise UndeError(f"a worker {outcome.reason}")
-            if self._attempts[_STARTING] == STARTS:
-                raise UndeError(f"{STARTS} workers in a row did not get to work: the last {outcome.reason}")
+            if outcome.fatal or self._attempts[_STARTING] == STARTS:
+                who = (
+                    "a worker"
+                    if outcome.fatal
+                    else f"{STARTS} workers in a row did not get to work: the last"
+                )
+                raise UndeError(f"{who} {outcome.reason}")
         else:
             self._retry(job, f"{RETRIES + 1} workers died of it: the last {outcome.reason}")
         self._reassign()
 
     def _end_hung(self) -> None:
-        limit = self._pool.timeout
-        if limit is None:
-            return
+        limit = math.inf if self._pool.timeout is None else self._pool.timeout
         for worker, job in list(self._busy.items()):
             if job != _STARTING and time.monotonic() - self._since[worker] > limit:
                 del self._busy[worker]
@@ -319,10 +300,6 @@ class _PoolRun(Generic[Worker]):
 
 
 def describe_exit(code: int) -> str:
-    """
-    >>> describe_exit(-9)
-    'was killed (signal 9), often a sign of too little memory: try fewer workers'
-    """
     if code == -signal.SIGKILL:
         return "was killed (signal 9), often a sign of too little memory: try fewer workers"
     return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -41,7 +41,8 @@ class PackedModel:
 
     def make(self) -> Setup:
         module, _, name = self.function.partition(":")
-        model = _constructed(getattr(importlib.import_module(module), name), self.config)
+        kind = getattr(importlib.import_module(module), name)
+        model = kind(self.config) if hasattr(kind, "config_class") else kind.from_config(self.config)
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.data = tensor.data.to(self.dtypes[key])
         with _local_copy(self.file) as file:
@@ -67,7 +68,8 @@ def pack_model(
     kind = type(model)
     found = getattr(importlib.import_module(kind.__module__), kind.__qualname__, None)
     config = getattr(model, "config", None)
-    if found is not kind or kind.__module__ == "__main__" or not _constructible(kind) or config is None:
+    of_library = hasattr(kind, "config_class") or hasattr(kind, "from_config")  # transformers, diffusers
+    if found is not kind or kind.__module__ == "__main__" or not of_library or config is None:
         raise not_portable(model)
     file = folder / f"model-{id(model):x}.safetensors"
     message = (
@@ -116,15 +118,6 @@ def _local_copy(file: StorePath) -> Generator[Path]:
         copy = Path(folder, "model.safetensors")
         file.download(copy)
         yield copy
-
-
-def _constructible(kind: type) -> bool:
-    """Whether it is a model class of transformers (made from its config) or of diffusers."""
-    return hasattr(kind, "config_class") or hasattr(kind, "from_config")
-
-
-def _constructed(kind: Any, config: Any) -> nn.Module:
-    return kind(config) if hasattr(kind, "config_class") else kind.from_config(config)
 
 
 @dataclass(frozen=True)

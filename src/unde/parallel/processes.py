@@ -68,9 +68,7 @@ class Processes(WorkerPool[Connection]):
         try:
             answer = worker.recv()
         except (EOFError, OSError):
-            self._processes[worker].join(
-                timeout=5
-            )  # it is about to end by itself, with a code that tells why
+            self._processes[worker].join(timeout=5)  # it is about to end, with a code that tells why
             return self.end(worker)
         self._answered_once.add(worker)
         return answer
@@ -136,7 +134,5 @@ def _serve(connection: Connection, threads: int, device: int | None, environment
 
 def _exit_with_parent() -> None:
     """End this process when its parent has ended, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    cast(BaseProcess, multiprocessing.parent_process()).join()
+    os._exit(1)

@@ -10,12 +10,11 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 from unde.parallel.base import Answer, JobRunner, Message, WorkerExit, WorkerPool
 
 _PULSE = 1.0  # seconds between looks at the actors
@@ -123,20 +122,14 @@ def _connect(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     where = address or os.environ.get("RAY_ADDRESS")
-    begin = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        _check_address(where)
-        begin(address=where) if where else begin(include_dashboard=False)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as e:
-        raise UndeError(
-            f"no Ray cluster answers at {where or 'this machine'} ({str(e).splitlines()[0]}): look whether it runs "
-            "(`ray status`), or leave the address out to start Ray on this machine"
-        ) from None
+    how: dict[str, Any] = {"address": where} if where else {"include_dashboard": False}
+    host, _, port = (where or "").removeprefix("ray://").rpartition(":")
+    message = (
+        f"no Ray cluster answers at {where or 'this machine'} ({{e}}): look whether it runs (`ray status`), or leave "
+        "the address out to start Ray on this machine"
+    )
+    with explain(message, OSError, RuntimeError, ValueError):
+        if host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), _ANSWER).close()
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
     return ray
-
-
-def _check_address(address: str | None) -> None:
-    """Raise if nothing answers at the address: Ray itself would try for minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), _ANSWER).close()

@@ -97,21 +97,19 @@ def get_executor(
     if not isinstance(executor, str):
         return executor
     name, colon, after = executor.partition(":")
-    if name in ("processes", "ray") and colon and after.isdigit():
-        workers = int(after)
-    elif name == "array" and colon:
-        worker = after
-    elif colon:
-        raise _unknown(executor)
-    if name == "serial":
+    workers = int(after) if after.isdigit() and name != "array" else workers
+    if executor == "serial":
         return Serial(threads)
-    if name == "processes" and workers is not None:
-        return Processes(workers, threads or 1, timeout)
     if name == "array":
-        return array_worker(worker, workers, threads)
-    if name == "ray":
+        return array_worker(after if colon else worker, workers, threads)
+    if name == "processes" and workers is not None and (after.isdigit() or not colon):
+        return Processes(workers, threads or 1, timeout)
+    if name == "ray" and (after.isdigit() or not colon):
         return Ray(workers, threads or 1, gpus, address, timeout)
-    raise _unknown(executor)
+    raise UndeError(
+        f"unknown executor {executor!r}: expected 'serial', 'processes:4', "
+        "'array', 'array:3/64', 'ray', 'ray:8', or an Executor"
+    )
 
 
 @contextmanager
@@ -122,13 +120,6 @@ def close_workers(pending: str | Executor, executor: Executor) -> Generator[None
     finally:
         if isinstance(pending, str):
             executor.close()
-
-
-def _unknown(executor: str) -> UndeError:
-    return UndeError(
-        f"unknown executor {executor!r}: expected 'serial', 'processes:4', "
-        "'array', 'array:3/64', 'ray', 'ray:8', or an Executor"
-    )
 
 
 def run_with_progress(

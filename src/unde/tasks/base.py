@@ -90,8 +90,6 @@ class Batching:
 
 def with_batching(task: AnyTask, batching: Batching) -> AnyTask:
     """A copy of the task with another batching."""
-    if batching is task.batching:
-        return task
     other = copy.copy(task)
     other.batching = batching
     return other
@@ -180,16 +178,13 @@ def _settings(task: Any) -> Iterator[tuple[str, Any]]:
     if not is_builtin(type(task.batching)):
         yield "batching", task.batching
     code = (type, FunctionType, staticmethod, classmethod, functools.cached_property)
-    for cls in reversed([c for c in type(task).__mro__ if not _of_library(c)]):
+    library = {"unde", "builtins", "abc", "typing", "torch"}
+    for cls in reversed([c for c in type(task).__mro__ if c.__module__.partition(".")[0] not in library]):
         for name, value in vars(cls).items():
             skip = name in _NO_SETTINGS or name.startswith(("__", "_abc_"))
             if not (skip or isinstance(value, code) or inspect.isdatadescriptor(value)):
                 yield name, value
     yield from ((name, value) for name, value in _attributes(task).items() if name not in _NO_SETTINGS)
-
-
-def _of_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in {"unde", "builtins", "abc", "typing", "torch"}
 
 
 def is_builtin(cls: type) -> bool:
@@ -214,12 +209,9 @@ def kind_of(task: Mapping[str, Any]) -> str:
 
 
 def describe(value: Any, home: str, parents: tuple[int, ...] = ()) -> Any:
-    """A value as JSON, equal for equal content in every process.
+    """A value as JSON, equal for equal content in every process: digests of tensors, names of functions.
 
-    Args:
-        value: Tensors and modules become digests, functions and classes their names.
-        home: Module whose objects are described by their attributes; those of other libraries by their type.
-        parents: ids of the objects around `value`, for objects that contain themselves.
+    Objects of the module `home` are described by their attributes, those of other libraries by their type.
     """
     if id(value) in parents:
         return {"$type": type(value).__name__}

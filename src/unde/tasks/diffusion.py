@@ -197,7 +197,7 @@ class DenoiserInputs:
                 "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
                 "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
             )
-        if prompts is not None:
+        elif prompts is not None and self.text_encoder is not None:
             rest["encoder_hidden_states"] = self.text_encoder.to(prompts.device)(prompts)[0]
         return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
 

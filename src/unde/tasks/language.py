@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -269,12 +270,10 @@ class MaskedLM(TokenTask):
 
 
 def _vocabulary(model: nn.Module) -> int:
-    known, _ = token_limits(model)
-    get = getattr(model, "get_input_embeddings", None)
-    table = getattr(get() if callable(get) else None, "weight", None)
-    if table is not None:
-        known = min(known, table.shape[0])
-    if known == token_limits(nn.Identity())[0]:
+    get = getattr(model, "get_input_embeddings", lambda: None)
+    table = getattr(get(), "weight", None)
+    known = min(token_limits(model)[0], sys.maxsize if table is None else table.shape[0])
+    if known == sys.maxsize:
         raise UndeError(
             f"{type(model).__name__} does not say how many tokens it knows (config.vocab_size): set it, or give "
             "labels, as transformers' collator for language models makes them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,9 +64,9 @@ class Prediction(Task):
             return {k: v for k, v in batch.items() if k != label}, batch[label]
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             return batch[0], batch[1]
+        length = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise UndeError(
-            f"{what} is (inputs, labels) or a dict with 'labels', got {type(batch).__name__}"
-            + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+            f"{what} is (inputs, labels) or a dict with 'labels', got {type(batch).__name__}{length}"
         )
 
     def collate(self, examples: list[Any]) -> Any:
@@ -112,30 +113,30 @@ class Prediction(Task):
     def outputs(self, model: nn.Module, batch: Any) -> int | None:
         return self.predict(model, batch)[0].shape[1]
 
+    @abstractmethod
     def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels, checked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """Labels drawn from predictions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `sample_labels` draws them."""
-        raise NotImplementedError
 
 
 def _pad_right(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     ids, real = inputs["input_ids"], real_tokens(inputs)
     if ids.dim() != 2 or (real is not None and real.shape != ids.shape):
+        mask = None if real is None else tuple(real.shape)
         raise UndeError(
-            f"input_ids of shape {tuple(ids.shape)}"
-            + ("" if real is None else f" with an attention_mask of shape {tuple(real.shape)}")
-            + ": expected token numbers and their mask, (B, T) both"
+            f"input_ids of shape {tuple(ids.shape)} with an attention_mask of shape {mask}: expected token numbers and "
+            "their mask, (B, T) both"
         )
     config = text_config(model)
     finds_the_end = "past_key_values" in arguments(model) and hasattr(config, "pad_token_id")

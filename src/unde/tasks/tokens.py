@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from unde.errors import BadExample, UndeError, unknown
+from unde.errors import BadExample, UndeError, explain, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Batching, Task
 
@@ -178,13 +178,12 @@ def _stack(name: str, column: list[Tensor], fill: int) -> Tensor:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    try:
+    message = (
+        f"column {name!r} of an example holds no numbers ({type(value).__name__}), and every column goes to the "
+        "model: remove it from the data, or pass collate="
+    )
+    with explain(message, TypeError, ValueError, RuntimeError):
         x = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise UndeError(
-            f"column {name!r} of an example holds no numbers ({type(value).__name__}), and every column goes to the "
-            "model: remove it from the data, or pass collate="
-        ) from None
     return x if x.numel() else x.long()  # of an empty list torch cannot tell the type
 
 
@@ -293,11 +292,8 @@ def pad_right(
     inputs = dict(inputs)
     if real is None:
         return inputs
-    ids, ahead, pad = (
-        inputs["input_ids"],
-        left_padding(real),
-        getattr(text_config(model), "pad_token_id", None),
-    )
+    ids, ahead = inputs["input_ids"], left_padding(real)
+    pad = getattr(text_config(model), "pad_token_id", None)
     if isinstance(pad, int) and pad >= 0:
         inputs["input_ids"] = ids.masked_fill(~real, pad)
     return {k: roll_left(v, ahead) if roll and same_shape(v, ids) else v for k, v in inputs.items()}
@@ -342,25 +338,23 @@ def check_examples(
         return padded_left
     fault = bad.index(True)
     row = int(flags[fault].nonzero()[0])
+    odd, label = ids[row][foreign[row]].tolist(), target[row][beyond[row]].tolist()
     if fault == 0:
         what = "has no token: its attention mask is 0 everywhere. Leave it out"
-    elif fault == 1 and (foreign[row].any() or classes == vocabulary):
-        odd = int(ids[row][foreign[row]][0] if foreign[row].any() else target[row][beyond[row]][0])
+    elif fault == 1 and (odd or classes == vocabulary):
         what = (
-            f"holds token {odd}, but the model knows {vocabulary}: the tokenizer does not fit the model. If tokens "
-            "were added to it, call model.resize_token_embeddings before training"
+            f"holds token {(odd or label)[0]}, but the model knows {vocabulary}: the tokenizer does not fit the model. "
+            "If tokens were added to it, call model.resize_token_embeddings before training"
         )
     elif fault == 1:
         what = (
-            f"has the label {int(target[row][beyond[row]][0])}, but the model knows {classes} classes: expected 0 to "
-            f"{classes - 1}, or −100 for none"
+            f"has the label {label[0]}, but the model knows {classes} classes: expected 0 to {classes - 1}, or −100 "
+            "for none"
         )
     elif fault == 2:
         count = length if real is None else int(real[row].sum())
-        if positions is not None:
-            what = f"holds position {int(positions.max())}, counted from 0"
-        else:
-            what = f"is {count} tokens long" if count > context else f"is padded to {length} tokens"
+        what = f"is {count} tokens long" if count > context else f"is padded to {length} tokens"
+        what = what if positions is None else f"holds position {int(positions.max())}, counted from 0"
         what += (
             f", but the model reads {context} at most (max_position_embeddings of its config): truncate it"
         )

@@ -119,20 +119,16 @@ class Grams:
             gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
             for _, block in blocks:
                 for place, row in enumerate(span.wanted.tolist()):
-                    gram[place] += _square(block[row]).cpu()
+                    c = block[row].double()
+                    gram[place] += (c.T @ c).cpu()
             yield span.places, gram
 
 
 class GramMatrices(Protocol):
-    """The matrices G_q of all queries."""
+    """The matrices G_q of all queries: G_q v of each, (Q', M), and Σ_q f_q G_q, (M, M)."""
 
-    def apply(self, vector: Array) -> Array:
-        """G_q v for each query: (Q', M)."""
-        ...
-
-    def combine(self, factors: Array) -> Array:
-        """Σ_q f_q G_q: (M, M)."""
-        ...
+    def apply(self, vector: Array) -> Array: ...
+    def combine(self, factors: Array) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,8 @@ class RatioObjective:
             h, b = self._model(a, w, gw)
             unit = units(h)
             slope = b - h @ w
-            if _residual(slope / unit, w * unit) <= _SLOPE:
+            # How far a unit step up the slope moves w ≥ 0: zero just where the first-order conditions hold.
+            if np.abs(np.maximum(w * unit + slope / unit, 0) - w * unit).max() <= _SLOPE:
                 return w, self._value(a, w, gw), True
             target = nonnegative_minimum(h, b, w, unit, _PROXIMAL)
             step = target / target.mean() - w
@@ -196,19 +193,8 @@ class RatioObjective:
         return np.maximum(w + length * step, 0), gw + length * gstep
 
 
-def _square(c: Tensor) -> Tensor:
-    """C_qᵀ C_q of (n, M); what is in float64 is gone before the next is."""
-    c = c.double()
-    return c.T @ c
-
-
 def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
     """ρ_q and 1/n_q of each query, both 0 for a query whose scores are all zero."""
     squares = gw @ w  # (Q',)
     inverse = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
     return (a @ w) * inverse, inverse
-
-
-def _residual(slope: Array, w: Array) -> float:
-    """How far a unit step up the slope moves w ≥ 0: zero just where the first-order conditions hold."""
-    return float(np.abs(np.maximum(w + slope, 0) - w).max())

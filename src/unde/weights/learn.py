@@ -47,17 +47,7 @@ def learn_weights(
 
 @overload
 def learn_weights(
-    scores: Mapping[str, ResolvedScores | Array],
-    k: int | str = ...,
-    weight_decay: float | str = ...,
-    loss: str = ...,
-    solver: str | None = ...,
-    epochs: int = ...,
-    lr: float = ...,
-    positives: Mapping[str, Positives] | None = ...,
-    noise: float = ...,
-    seed: int = ...,
-    judge: Judge | None = ...,
+    scores: Mapping[str, ResolvedScores | Array], *settings: Any, **named: Any
 ) -> dict[str, Weights]: ...
 
 

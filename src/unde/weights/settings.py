@@ -68,10 +68,8 @@ class Settings:
                 raise UndeError(f"{name} is {value}: expected a finite number, 0 or larger")
         if self.seed < 0:
             raise UndeError(f"seed is {self.seed}: expected a whole number, 0 or larger")
-        if self.solver_for(source) == "adamw":
-            self._check_adamw()
-
-    def _check_adamw(self) -> None:
+        if self.solver_for(source) != "adamw":
+            return
         if self.epochs < 1 or not (self.lr > 0 and math.isfinite(self.lr)):
             raise UndeError(f"epochs={self.epochs}, lr={self.lr}: expected at least 1 and larger than 0")
         if self.lr * self.weight_decay > 1:
