@@ -144,11 +144,7 @@ def bm25(train_texts: Iterable[str], query_texts: Iterable[str]) -> Tensor:
 
 
 class WordIndex:
-    """Training texts, ready to be scored by BM25 as in `bm25`.
-
-    Raises:
-        UndeError: The package bm25s is missing, or no text has a word.
-    """
+    """Training texts, ready to be scored by BM25 as in `bm25`."""
 
     def __init__(self, train_texts: Iterable[str]) -> None:
         try:

@@ -158,18 +158,15 @@ def paired(a: Estimate, b: Estimate) -> Estimate:
             f"cannot pair {len(a.per_query)} queries with {len(b.per_query)}: "
             "both estimates must come from the same queries in the same order"
         )
-    return Estimate(b.per_query - a.per_query, _paired_bootstrap(a.subset_bootstrap, b.subset_bootstrap))
-
-
-def _paired_bootstrap(a: SubsetBootstrap | None, b: SubsetBootstrap | None) -> SubsetBootstrap | None:
-    if a is None and b is None:
-        return None
-    if a is None or b is None or a.key != b.key:
+    difference, one, other = b.per_query - a.per_query, a.subset_bootstrap, b.subset_bootstrap
+    if one is None and other is None:
+        return Estimate(difference)
+    if one is None or other is None or one.key != other.key:
         raise UndeError(
             "the two estimates do not share their bootstrap draws of subsets: compute both with the same "
             "masks, utility, bootstrap= and seed=, or both with bootstrap=0"
         )
-    return SubsetBootstrap(b.means - a.means, a.subsets, a.key)
+    return Estimate(difference, SubsetBootstrap(other.means - one.means, one.subsets, one.key))
 
 
 def quantile(level: float, degrees: int) -> float:

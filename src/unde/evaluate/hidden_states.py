@@ -43,12 +43,8 @@ class HiddenStates:
 
     The head is the output embedding of a Hugging Face model if the loss calls it, else the last linear or
     convolutional layer that the loss calls. Its input is averaged over the tokens that the task's mask keeps, or over
-    space. `problem` says why there are no hidden states; it is empty if there are.
-
-    Args:
-        model: The model.
-        task: The task, whose loss runs the model.
-        rows: Examples to find the head and the batch size with.
+    space. `problem` says why there are no hidden states; it is empty if there are. `rows` are examples to find the head
+    and the batch size with.
     """
 
     def __init__(self, model: nn.Module, task: Task, rows: Rows) -> None:
@@ -88,20 +84,18 @@ class HiddenStates:
         if self.problem:
             return States(None, loss)
         x, convolution = calls["last"].input, isinstance(self._head, _CONVOLUTIONS)
-        mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 and not convolution else None
+        masks = self.task.mask(
+            batch
+        )  # of real tokens: the one of this shape, of the task or else of the batch
+        options: list[Any] = [masks] if isinstance(masks, Tensor) else list(masks or ())
+        options += [batch.get("attention_mask")] if isinstance(batch, Mapping) else []
+        fits = x.dim() == 3 and not convolution
+        mask = next((m for m in options if fits and isinstance(m, Tensor) and m.shape == x.shape[:2]), None)
         return States(_pool(x, mask, convolution).cpu(), loss)
 
     def ranges(self, rows: Rows) -> list[range]:
         """Positions of `rows`, batch by batch."""
         return _ranges(rows, self.batch_size)
-
-    def _mask(self, batch: Any, shape: tuple[int, ...]) -> Tensor | None:
-        """(B, T) mask of real tokens: the one of this shape, of the task or else of the batch."""
-        masks = self.task.mask(batch)
-        options: list[Any] = [masks] if isinstance(masks, Tensor) else list(masks or ())
-        if isinstance(batch, Mapping):
-            options.append(batch.get("attention_mask"))
-        return next((m for m in options if isinstance(m, Tensor) and tuple(m.shape) == tuple(shape)), None)
 
 
 def _is_linear(module: nn.Module) -> bool:

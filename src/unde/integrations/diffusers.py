@@ -347,8 +347,8 @@ def _image(image: Any, channels: int) -> Tensor:
 
 
 def _check_shape(x: Tensor, channels: int, multiple: int) -> None:
-    right = x.dim() == 4 and x.shape[1] == channels and not any(n % multiple for n in x.shape[2:])
-    if not right or not (x.dtype == torch.uint8 or x.is_floating_point()):
+    fits = x.dim() == 4 and x.shape[1] == channels and not any(n % multiple for n in x.shape[2:])
+    if not fits or not (x.dtype == torch.uint8 or x.is_floating_point()):
         sides = f", sides multiples of {multiple}" if multiple > 1 else ""
         raise UndeError(
             f"images of {x.dtype} and shape (N, {', '.join(map(str, x.shape[1:]))}): expected floats in [−1, 1] or "

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from unde.errors import UndeError, explain
+from unde.integrations import require
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".parquet")  # each but the last also as .gz
 SAVED = "state.json"  # what save_to_disk of the datasets library writes, beside other files
@@ -217,28 +218,18 @@ def _txt(file: Any, path: Path, text_field: str) -> Iterator[tuple[str, str, Any
 
 def _table(path: Path, suffix: str) -> tuple[list[str], Callable[[list[str]], Iterator[dict[str, Any]]]]:
     """The columns of a table, and what reads the rows of some of them, a few at a time."""
-    try:
-        from pyarrow import ArrowException
-
-        if suffix == SAVED:
-            from datasets import load_from_disk
-        else:
-            from pyarrow import parquet
-    except ImportError as e:
-        raise UndeError(
-            f"reading {path} needs {e.name}: pip install 'unde[hf]', or convert it to .jsonl"
-        ) from None
+    failure = require("pyarrow").ArrowException
     message = f"cannot read {path}: {{e}}"
-    with explain(message, ArrowException, OSError, ValueError, TypeError, KeyError):
+    with explain(message, failure, OSError, ValueError, TypeError, KeyError):
         if suffix == SAVED:
-            saved: Any = load_from_disk(str(path), keep_in_memory=False).with_format(None)
+            saved = require("datasets").load_from_disk(str(path), keep_in_memory=False).with_format(None)
             known = list(saved.column_names)
         else:
-            file = parquet.ParquetFile(path)
+            file = require("pyarrow.parquet").ParquetFile(path)
             known = list(file.schema_arrow.names)
 
     def rows(wanted: list[str]) -> Iterator[dict[str, Any]]:
-        with explain(message, ArrowException, OSError):
+        with explain(message, failure, OSError):
             if suffix == SAVED:
                 for some in saved.select_columns(wanted).iter(_AT_ONCE):
                     yield from (dict(zip(wanted, row)) for row in zip(*(some[name] for name in wanted)))

@@ -205,7 +205,11 @@ class _PoolRun(Generic[Worker]):
         self._failed: dict[Job, str] = {}
 
     def run(self) -> Iterator[Job]:
-        self._start_workers()
+        wanted = min(self._pool.count, len(self._waiting))  # idle ones first
+        for worker in self._pool.workers[:wanted]:
+            self._send(worker, _STARTING)
+        while len(self._busy) < wanted:
+            self._add_worker()
         timeout = self._pool.timeout
         pause = None if timeout is None else min(1.0, timeout)
         while self._waiting or any(job != _STARTING for job in self._busy.values()):
@@ -234,14 +238,6 @@ class _PoolRun(Generic[Worker]):
             self._pool.end(worker)
         if self._failed:
             raise JobsFailed(self._failed)
-
-    def _start_workers(self) -> None:
-        """Start as many workers as there are jobs for; idle ones first."""
-        wanted = min(self._pool.count, len(self._waiting))
-        for worker in self._pool.workers[:wanted]:
-            self._send(worker, _STARTING)
-        while len(self._busy) < wanted:
-            self._add_worker()
 
     def _add_worker(self) -> None:
         worker = self._pool.start()

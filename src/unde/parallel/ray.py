@@ -39,7 +39,9 @@ class Ray(WorkerPool[Any]):
         self.address, self.gpus, self._ray = address, gpus, None
         self._pending: dict[Any, Any] = {}  # what each actor was asked last
         if count is None:
-            count = self._count_actors(threads)
+            have = self._client().cluster_resources()
+            by_gpu = have.get("GPU", 0) // gpus if gpus else have.get("CPU", 1)
+            count = max(1, int(min(have.get("CPU", 1) // max(1, threads), by_gpu)))
         super().__init__(count, threads, timeout)
 
     def __repr__(self) -> str:
@@ -86,11 +88,6 @@ class Ray(WorkerPool[Any]):
             ray.kill(worker, no_restart=True)
             failed = "error raised in its creation task" in str(e)  # the next would fare no better
             return WorkerExit(f"is gone: {' '.join(str(e).split())[-600:]}", fatal=failed)
-
-    def _count_actors(self, threads: int) -> int:
-        have = self._client().cluster_resources()
-        by_gpu = have.get("GPU", 0) // self.gpus if self.gpus else have.get("CPU", 1)
-        return max(1, int(min(have.get("CPU", 1) // max(1, threads), by_gpu)))
 
     def _client(self) -> Any:
         if self._ray is None:

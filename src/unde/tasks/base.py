@@ -96,11 +96,7 @@ def with_batching(task: AnyTask, batching: Batching) -> AnyTask:
 
 
 def even_slices(count: int, most: int) -> Iterator[slice]:
-    """As few slices of at most `most` as possible, equally long.
-
-    >>> list(even_slices(10, 8))
-    [slice(0, 5, None), slice(5, 10, None)]
-    """
+    """As few slices of at most `most` as possible, equally long."""
     parts = -(-count // max(1, most))
     return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))
 
@@ -229,7 +225,8 @@ def describe(value: Any, home: str, parents: tuple[int, ...] = ()) -> Any:
         return {str(k): inside(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, (list, tuple, range, set, frozenset)):
         items = [inside(v) for v in value]
-        return _list(sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items)
+        items = sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items
+        return items if len(items) < _LONG else {"$list": digest_json(items), "of": f"{len(items)} items"}
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": digest_json(value.hex()), "of": f"{len(value)} bytes"}
     if isinstance(value, (torch.dtype, Path, slice)):
@@ -265,10 +262,6 @@ def _plain(value: Any) -> Any:
     return {"$number": repr(value)}  # JSON has neither NaN nor complex numbers
 
 
-def _list(items: list[Any]) -> Any:
-    return items if len(items) < _LONG else {"$list": digest_json(items), "of": f"{len(items)} items"}
-
-
 def _tensor(value: Any) -> dict[str, str]:
     of = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     dense = value.to_dense() if isinstance(value, Tensor) and value.layout is not torch.strided else value
@@ -296,9 +289,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an instance, in __slots__ or not."""
     declared = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
     slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
-    return {n: getattr(value, n) for n in slots if hasattr(value, n) and not n.startswith("__")} | dict(
-        getattr(value, "__dict__", {})
-    )
+    in_slots = {n: getattr(value, n) for n in slots if hasattr(value, n) and not n.startswith("__")}
+    return in_slots | getattr(value, "__dict__", {})
 
 
 def digest_json(tree: Any) -> str:

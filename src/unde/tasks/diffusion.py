@@ -89,7 +89,10 @@ class Diffusion(Task):
             return {name: torch.stack([p[name] for p in parts]).sum(0) for name in names}
         noisy, t = batch[PREPARED], batch["t"]  # (B, k, C, H, W), (B, k)
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
-        predicted = self._as_noise(out, noisy, t)
+        predicted = out  # ε̂
+        if self.prediction == "v_prediction":
+            signal, spread = self.scales(t, noisy)
+            predicted = signal * out + spread * noisy
         share = t.shape[1] / batch["of"]  # of this pass in the mean over all timesteps
         values = dict.fromkeys(("loss", "residual"), lambda: (out - batch["target"]).square())
         values |= {"square": predicted.square, "mean": lambda: predicted}
@@ -115,13 +118,6 @@ class Diffusion(Task):
                 f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the same shape"
             )
         return out
-
-    def _as_noise(self, out: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """ε̂, also where the model predicts v."""
-        if self.prediction == "epsilon":
-            return out
-        signal, noise = self.scales(t, noisy)
-        return signal * out + noise * noisy
 
     def identity(self) -> dict[str, Any]:
         """Of the scheduler count ᾱ, the prediction and where a sampler makes its steps."""

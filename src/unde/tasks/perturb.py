@@ -176,7 +176,7 @@ class Perturbation(Protocol):
 class InputNoise:
     """x + strength · s · N(0, 1) on every floating input, s the standard deviation of its own entries.
 
-    DenoiserInputs are the first entry of a tuple, or the entries of a dict that are not called labels or targets.
+    Inputs are the first entry of a tuple, or the entries of a dict that are not called labels or targets.
 
     >>> noisy = InputNoise()((torch.tensor([0.0, 2.0]), 1), 0.5, np.random.default_rng(0))
     >>> noisy[1], noisy[0].dtype

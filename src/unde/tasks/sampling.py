@@ -19,11 +19,7 @@ CHUNK = 2**26  # bytes of probabilities held at once
 
 
 def uniforms(ids: Sequence[int] | None, count: int) -> Tensor:
-    """(B, count) numbers in [0, 1), those of each example from a generator of its own; more only adds more.
-
-    >>> torch.equal(uniforms([7, 3], 2)[1], uniforms([3], 5)[0, :2])
-    True
-    """
+    """(B, count) numbers in [0, 1), those of each example from a generator of its own; more only adds more."""
     if ids is None or any(i < 0 for i in ids):
         raise UndeError(
             f"labels are drawn for each example by its number, got ids={ids}: pass the positions of the examples "
@@ -37,9 +33,6 @@ def draw(logits: Tensor, u: Tensor, where: Tensor | None = None) -> Tensor:
     """(N,) classes: u falls in their part of [0, 1) when the softmax of a row of `logits` is laid out along it.
 
     `where` are the rows to draw for, all (R, V) of them by default.
-
-    >>> draw(torch.tensor([0.2, 0.5, 0.3]).log().expand(3, 3), torch.tensor([0.1, 0.69, 0.71]).double())
-    tensor([0, 1, 2])
     """
     where = torch.arange(len(logits), device=logits.device) if where is None else where
     step = max(1, CHUNK // (8 * logits.shape[-1]))

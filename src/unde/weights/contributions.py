@@ -162,11 +162,7 @@ class _QueryStream:
 
 
 def group_deviation(blocks: Iterable[Tensor]) -> Tensor:
-    """σ_j, the standard deviation of each group over all query-training pairs of the (q, n, M) blocks.
-
-    >>> group_deviation([torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[2.0], [6.0]]])])
-    tensor([1.8708], dtype=torch.float64)
-    """
+    """σ_j, the standard deviation of each group over all query-training pairs of the (q, n, M) blocks."""
     count, mean, squares = 0, torch.zeros(()), torch.zeros(())
     for block in blocks:
         for rows in block:  # one query at a time: the double precision copy stays small

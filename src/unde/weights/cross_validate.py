@@ -55,10 +55,8 @@ class Choice:
         lines = ["  k  weight decay  weighted  unweighted  gain"]
         for c in self.candidates:
             mark = "  *" if (c.k, c.weight_decay) == (self.k, self.weight_decay) else ""
-            row = (
-                f"{c.k:3d}  {c.weight_decay:12g}     {c.weighted:.3f}       {c.unweighted:.3f}  {c.gain:.3f}"
-            )
-            lines.append(row + mark)
+            gains = f"{c.weighted:.3f}       {c.unweighted:.3f}  {c.gain:.3f}"
+            lines.append(f"{c.k:3d}  {c.weight_decay:12g}     {gains}{mark}")
         return "\n".join(lines)
 
 

@@ -19,16 +19,7 @@ Array = NDArray[np.float64]
 
 
 def fit_to_retrained(predictions: Array, utility: Array, weight_decay: float) -> Array:
-    """Fit one weight for each group to retrained models.
-
-    Args:
-        predictions: What each group predicts, (S, Q, M).
-        utility: What the models did, (S, Q); ranks for a rank correlation.
-        weight_decay: Pull towards uniform weights; see `fixed_point`.
-
-    Returns:
-        (M,) weights of mean 1; ones where the predictions say nothing.
-    """
+    """Fit one weight for each group, (M,) of mean 1, to predictions (S, Q, M) and utilities (S, Q), or their ranks."""
     x = predictions - predictions.mean(0)
     u = utility - utility.mean(0)
     u = u / np.maximum(np.linalg.norm(u, axis=0), np.finfo(np.float64).tiny)

@@ -99,9 +99,6 @@ def search_strength(
 
     Already below the target at the least strength: the least. Still above it at the most: the most. At most `steps`
     strengths are tried.
-
-    >>> search_strength(lambda strength: 1 - strength, 0.01, 1.0, target=0.5).strength
-    0.5623413251903491
     """
     shares = [(least, share(least))]
     if shares[0][1] <= target or most <= least:
@@ -235,9 +232,5 @@ class Judge(Protocol):
     """What tells good weights from bad ones, e.g. an `unde.Index` opened with its model and training data."""
 
     def self_retrieval(self, scores: Any) -> SelfRetrieval:
-        """Run self-retrieval under the method and groups of `scores`.
-
-        Raises:
-            NotRetrievable: If it cannot be run.
-        """
+        """Run self-retrieval under the method and groups of `scores`; NotRetrievable if it cannot be run."""
         ...

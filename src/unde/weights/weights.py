@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +60,8 @@ class Weights:
                 f"weights of shape {tuple(values.shape)} for {len(groups)} group names: expected one number "
                 "for each group, and at least one group"
             )
-        if len(set(groups)) < len(groups):
-            twice = sorted({name for name in groups if groups.count(name) > 1})
+        twice = sorted(name for name, count in Counter(groups).items() if count > 1)
+        if twice:
             raise UndeError(f"group names must differ, but these occur more than once: {_join_names(twice)}")
         bad = [name for name, good in zip(groups, (values.isfinite() & (values >= 0)).tolist()) if not good]
         if bad or not values.any():

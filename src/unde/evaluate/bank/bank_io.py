@@ -77,7 +77,15 @@ class UnfinishedBank:
         cure = "choose a path for the bank in a folder that can be written to"
         with ExitStack() as stack:
             with explain(f"cannot keep models in {self.path} ({{why}}): {cure}", OSError):
-                self._prepare()
+                self.path.mkdir(parents=True, exist_ok=True)
+                known = self.exists()  # another run may create it at this moment
+                foreign = sorted(
+                    p.name for p in self.path.iterdir() if not (known or _OURS.fullmatch(p.name))
+                )
+                if foreign:
+                    raise UndeError(
+                        f"{self.path} holds something else than a bank ({foreign[0]}): choose another path"
+                    )
                 stack.enter_context(locked(self.path, doing="filling"))
                 if not self.exists():
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
@@ -133,16 +141,6 @@ class UnfinishedBank:
 
     def file(self, number: int) -> StorePath:
         return self.path / f"model-{number:05d}.safetensors"
-
-    def _prepare(self) -> None:
-        """Create the folder; refuse one that holds files which are not of a bank."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not self.exists():  # another run may create it at this moment
-            foreign = sorted(file.name for file in self.path.iterdir() if not _OURS.fullmatch(file.name))
-            if foreign:
-                raise UndeError(
-                    f"{self.path} holds something else than a bank ({foreign[0]}): choose another path"
-                )
 
     def _read_plan(self) -> dict[str, Any]:
         damaged = (

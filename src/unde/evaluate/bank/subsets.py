@@ -20,10 +20,6 @@ class SubsetPlan:
 
     Subset s depends on (seed, s) only, through numpy's raw bit streams, which are the same on every machine and in
     every numpy version.
-
-    >>> plan = SubsetPlan("digits", n_train=10, subsets=3, alpha=0.5, seed=0)
-    >>> plan.mask(2).sum(), (plan.mask(2) == plan.masks()[2]).all()
-    (np.int64(5), np.True_)
     """
 
     name: str
