@@ -24,6 +24,7 @@ from unde.integrations import require
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".parquet")  # each but the last also as .gz
 SAVED = "state.json"  # what save_to_disk of the datasets library writes, beside other files
+TEXT_OPTION = "--text-field, of queries --query-field"
 _SPLITS = "dataset_dict.json"
 _AT_ONCE = 1000  # rows of a table, or documents for the tokenizer
 _SHORTEST = 3  # tokens; with two, a part of one token, with nothing to predict, could not be avoided
@@ -44,12 +45,10 @@ def source_name(source: Texts) -> str:
     return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
 
 
-def read_documents(
-    source: Texts, text_field: str = "text", option: str = "--text-field"
-) -> Iterator[tuple[Record, str]]:
-    """Records with their texts; `option` names the field on the command line, for messages."""
+def read_documents(source: Texts, text_field: str = "text") -> Iterator[tuple[Record, str]]:
+    """Records with their texts."""
     for record in read_records(source, (text_field,)):
-        text = text_of(field_of(record, text_field, option), record.where, repr(text_field))
+        text = text_of(field_of(record, text_field), record.where, repr(text_field))
         if not text.strip():
             raise UndeError(f"{record.where}: the text is empty. Leave such records out")
         yield record, text
@@ -78,7 +77,7 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
         yield Record(name, where, dict(record))
 
 
-def field_of(record: Record, field: str, option: str, what: str = "the text") -> Any:
+def field_of(record: Record, field: str, what: str = "the text", option: str = TEXT_OPTION) -> Any:
     if field not in record.fields:
         names = ", ".join(repr(k) for k in record.fields) or "no field at all"
         raise UndeError(
@@ -255,14 +254,13 @@ class TextSequences(Dataset):
         length: int,
         rows: int,
         text_field: str = "text",
-        option: str = "--text-field",
         framed: bool = False,
     ) -> None:
         """`rows` is how many tokens the model knows; the rest as in `read_documents`."""
         check_length(length)
         self.length, self.ids = length, list[str]()
         tokens = []
-        documents = read_documents(source, text_field, option)
+        documents = read_documents(source, text_field)
         for record, (before, text, after) in _tokenize(documents, tokenizer, framed):
             least = 1 if framed else 2
             if len(text) < least:

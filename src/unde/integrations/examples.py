@@ -42,7 +42,6 @@ def causal_examples(
     rows: int,
     text_field: str | None = None,
     target_field: str | None = None,
-    option: str = "--text-field",
 ) -> TextSequences:
     """The training sequences of a causal language model.
 
@@ -54,9 +53,9 @@ def causal_examples(
     columns = columns_of(source)
     first = next(read_records(source, (text,)), None) if text in columns else None
     if target is None and not (first and isinstance(first.fields.get(text), list)):
-        sequences = TextSequences(source, tokenizer, length, rows, text, option)
+        sequences = TextSequences(source, tokenizer, length, rows, text)
     else:
-        sequences = AnswerSequences(source, tokenizer, length, rows, text, target, option)
+        sequences = AnswerSequences(source, tokenizer, length, rows, text, target)
     ignored = [repr(name) for name in columns if name not in {text, target, *_ALWAYS}]
     if ignored:
         verb = "is" if len(ignored) == 1 else "are"
@@ -101,17 +100,16 @@ class AnswerSequences(TextSequences):
         rows: int,
         text: str,
         target: str | None = None,
-        option: str = "--text-field",
     ) -> None:
         check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, counts, long, dropped = [], [], 0, 0
         for record in read_records(source, [name for name in (text, target, "tools") if name]):
-            field_of(record, text, option)
+            field_of(record, text)
             if target is None:
                 ids, has_loss = conversation(record, text, tokenizer)
             else:
-                field_of(record, target, "--target-field", "the target")
+                field_of(record, target, "the target", "--target-field")
                 ids, has_loss = completion(record, (text, target), tokenizer)
             if not any(has_loss[1:]):
                 raise UndeError(

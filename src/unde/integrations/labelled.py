@@ -49,7 +49,6 @@ class RecordReader:
     ) -> None:
         check_length(length)
         self.tokenizer, self.length, self.rows, self.predict = tokenizer, length, rows, predict
-        self.option = "--text-field" if predict is None else "--query-field"
 
     def examples(
         self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
@@ -131,11 +130,11 @@ def _label_texts(
     text, target = fields
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
+        words = text_of(field_of(record, text), record.where, repr(text))
         tokens, long = reader.encode(record, text=words)
         if reader.needs_prediction(record, target):
             return tokens["input_ids"], reader.predict, long
-        label, longer = label_of(record, field_of(record, target, _OPTION, what))
+        label, longer = label_of(record, field_of(record, target, what, _OPTION))
         return tokens["input_ids"], label, long or longer
 
     return reader.examples(source, fields, read)
@@ -158,7 +157,7 @@ def tagged(
         return lambda tokens: predict(tokens).masked_fill(others, IGNORE)
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = field_of(record, text, reader.option, "the words")
+        words = field_of(record, text, "the words")
         if (
             isinstance(words, str) and reader.predict is not None
         ):  # typed: what are words, the tokenizer knows
@@ -170,7 +169,7 @@ def tagged(
             tokens, long = reader.encode(record, text=words, is_split_into_words=True)
         if reader.needs_prediction(record, tags):
             return tokens["input_ids"], predict_words(tokens), long
-        wanted = _list(record, field_of(record, tags, _OPTION, "the classes of words"), tags)
+        wanted = _list(record, field_of(record, tags, "the classes of words", _OPTION), tags)
         if len(wanted) != len(words):
             raise UndeError(
                 f"{record.where}: {len(words)} words and {len(wanted)} in {tags!r}: expected one for each"

@@ -98,12 +98,12 @@ def hf_setup(
     says = predictor(loaded, task, length)
 
     def examples(
-        texts: Texts, text: str | None, target: str | None, option: str, asked: bool = False
+        texts: Texts, text: str | None, target: str | None, asked: bool = False
     ) -> TextSequences | LabelledExamples:
         if kind is kinds.MASKED:
-            return TextSequences(texts, tokenizer, length, rows, text or "text", option, framed=True)
+            return TextSequences(texts, tokenizer, length, rows, text or "text", framed=True)
         if kind is kinds.CAUSAL:
-            return causal_examples(texts, tokenizer, length, rows, text, target, option)
+            return causal_examples(texts, tokenizer, length, rows, text, target)
         reader = RecordReader(tokenizer, length, rows, says if asked else None)
         if kind is kinds.SEQ2SEQ:
             return translations(texts, reader, text, target)
@@ -123,9 +123,9 @@ def hf_setup(
                 f"the query {file!r} is a file, and a text was expected: ask what is in it with --queries {file}"
             )
         target, field = None if typed else target_field, query_field or text_field
-        return examples(texts, field, target, "--query-field", asked=True)
+        return examples(texts, field, target, asked=True)
 
-    train = examples(data, text_field, target_field, "--text-field")
+    train = examples(data, text_field, target_field)
     names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)  # the last has a loss
 
     def show(example: Any) -> str:
