@@ -205,7 +205,7 @@ def test_lora_starts_as_the_model_itself(pipeline):
     assert all(torch.equal(a, b) for a, b in zip(found, again))
     assert not torch.equal(add_lora(unet(), 3, seed=2)[0], found[0])
     refused("has LoRA layers already", add_lora, pipeline.unet, 3)
-    refused("rank 0: expected at least 1", add_lora, unet(), 0)
+    refused("rank is 0: expected at least 1", add_lora, unet(), 0)
 
 
 # --- bad input --------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_texts_with_classes(tmp_path):
     folder = saved(tmp_path, build)
     setup = hf_setup(folder, [{"text": LINES[0], "label": "peace"}, {"text": LINES[1], "label": 2}])
     assert isinstance(setup.task, Classification)
-    assert [int(e["labels"]) for e in setup.train_data.examples] == [1, 2]
+    assert [int(e["labels"]) for e in setup.train_data] == [1, 2]
     for odd in ("love", 3, None, -1):
         with pytest.raises(
             UndeError, match=rf"text 0: the label is {odd!r}, expected 0 to 2 or one of 'war'"
