@@ -7,60 +7,30 @@ import pytest
 import unde
 from unde import evaluate, methods, tasks
 
-FUNCTIONS = {
-    "unde.learn_weights": unde.learn_weights,
-    **{
-        f"unde.Index.{name}": getattr(unde.Index, name)
-        for name in (
-            *(
-                "build",
-                "open",
-                "finish",
-                "merge",
-                "plan",
-                "verify",
-                "append",
-                "remove",
-                "repack",
-                "features",
-                "score",
-            ),
-            *("learn_weights", "calibrate", "self_influence", "trust", "diagnose", "add_fisher"),
-        )
-    },
-    **{
-        f"unde.GroupScores.{name}": getattr(unde.GroupScores, name)
-        for name in ("total", "top", "regroup", "rescore")
-    },
-    **{
-        f"unde.Groups.{name}": getattr(unde.Groups, name)
-        for name in ("by_tensor", "by_layer", "consecutive", "by_pattern")
-    },
-    **{
-        f"unde.evaluate.{name}": getattr(evaluate, name)
-        for name in ("lds", "compare", "mislabel_auc", "tail_patch", "recall_at_k")
-    },
-    "unde.evaluate.Bank.run": evaluate.Bank.run,
-    "unde.Weights.save": unde.Weights.save,
-    "unde.Weights.load": unde.Weights.load,
+OWNERS = {
+    "unde": (unde, "learn_weights"),
+    "unde.Index": (
+        unde.Index,
+        "build open finish merge plan verify append remove repack features score learn_weights calibrate "
+        "self_influence trust diagnose add_fisher",
+    ),
+    "unde.GroupScores": (unde.GroupScores, "total top regroup rescore"),
+    "unde.Groups": (unde.Groups, "by_tensor by_layer consecutive by_pattern"),
+    "unde.evaluate": (evaluate, "lds compare mislabel_auc tail_patch recall_at_k"),
+    "unde.evaluate.Bank": (evaluate.Bank, "run"),
+    "unde.Weights": (unde.Weights, "save load"),
 }
+FUNCTIONS = {f"{owner}.{f}": getattr(of, f) for owner, (of, names) in OWNERS.items() for f in names.split()}
+METHODS = ("TracIn", "TRAK", "LoGRA", "EKFAC", "DTRAK", "JourneyTRAK", "DAS")
 CLASSES = [
     *(unde.Groups, unde.GroupScores, unde.Index, unde.Setup, unde.Task, unde.Weights),
     *(evaluate.Bank, evaluate.Estimate, tasks.Classification, tasks.CausalLM, tasks.Diffusion),
-    *(
-        methods.TracIn,
-        methods.TRAK,
-        methods.LoGRA,
-        methods.EKFAC,
-        methods.DTRAK,
-        methods.JourneyTRAK,
-        methods.DAS,
-    ),
+    *(getattr(methods, name) for name in METHODS),
 ]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_explain_their_arguments(name):
+def test_functions_explain_their_arguments_and_show_an_example(name):
     function = FUNCTIONS[name]
     text = inspect.getdoc(function) or ""
     parameters = [p for p in inspect.signature(function).parameters if p not in ("self", "cls")]
@@ -73,12 +43,7 @@ def test_functions_explain_their_arguments(name):
         assert not missing, missing
     if inspect.signature(function).return_annotation not in (None, "None"):
         assert "Returns:" in text
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_show_an_example(name):
-    owner = FUNCTIONS[name]
-    assert ">>>" in (inspect.getdoc(owner) or ""), name
+    assert ">>>" in text
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

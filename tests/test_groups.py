@@ -60,23 +60,15 @@ def test_no_trainable_parameter():
         trainable(nn.Identity())
 
 
-def test_by_tensor():
+def test_by_tensor_and_by_layer():
     groups = Groups.by_tensor(Small())
     assert groups.members == {n: (n,) for n in NAMES}
     assert groups.names == groups.parameters == tuple(NAMES)
     assert len(groups) == 11
-
-
-def test_by_layer():
+    layers = [f"blocks.{i}.{j}" for i in range(2) for j in range(2)]
+    blocks = {layer: (f"{layer}.weight", f"{layer}.bias") for layer in layers}
     groups = Groups.by_layer(Small(), exclude=["embed"])
-    assert groups.members == {
-        "scale": ("scale",),
-        "blocks.0.0": ("blocks.0.0.weight", "blocks.0.0.bias"),
-        "blocks.0.1": ("blocks.0.1.weight", "blocks.0.1.bias"),
-        "blocks.1.0": ("blocks.1.0.weight", "blocks.1.0.bias"),
-        "blocks.1.1": ("blocks.1.1.weight", "blocks.1.1.bias"),
-        "head": ("head.weight",),
-    }
+    assert groups.members == {"scale": ("scale",), **blocks, "head": ("head.weight",)}
 
 
 def test_by_layer_keeps_a_module_and_its_children_apart():
@@ -146,6 +138,11 @@ def test_by_pattern():
         ({"all": ".", "none": "never"}, "group 'none' has no parameter"),
         ({"all": "["}, r"'\[' is not a regular expression"),
         ({}, "11 parameters match no pattern"),
+        # an overlap: the parameter and both patterns
+        (
+            {"a": "weight", "b": "embed", "c": "scale|bias"},
+            r"'embed\.weight' matches the patterns of \['a', 'b'\]",
+        ),
     ],
 )
 def test_by_pattern_errors(patterns, message):
@@ -153,18 +150,17 @@ def test_by_pattern_errors(patterns, message):
         Groups.by_pattern(Small(), patterns)
 
 
-def test_overlap_names_the_parameter_and_both_patterns():
-    with pytest.raises(UndeError, match=r"'embed\.weight' matches the patterns of \['a', 'b'\]"):
-        Groups.by_pattern(Small(), {"a": "weight", "b": "embed", "c": "scale|bias"})
-
-
-def test_a_partition_has_no_overlap_and_no_empty_group():
-    with pytest.raises(UndeError, match="parameter 'y' is in groups 'a' and 'b'"):
-        Groups({"a": ("x", "y"), "b": ("y",)})
-    with pytest.raises(UndeError, match="parameter 'x' is in groups 'a' and 'a'"):
-        Groups({"a": ("x", "x")})
-    with pytest.raises(UndeError, match="group 'b' has no parameter"):
-        Groups({"a": ("x",), "b": ()})
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a": ("x", "y"), "b": ("y",)}, "parameter 'y' is in groups 'a' and 'b'"),
+        ({"a": ("x", "x")}, "parameter 'x' is in groups 'a' and 'a'"),
+        ({"a": ("x",), "b": ()}, "group 'b' has no parameter"),
+    ],
+)
+def test_a_partition_has_no_overlap_and_no_empty_group(members, message):
+    with pytest.raises(UndeError, match=message):
+        Groups(members)
 
 
 def test_of():
@@ -189,12 +185,9 @@ def test_of_checks_the_partition(parameters, message):
 def test_every_constructor_partitions_what_is_trainable():
     model = Small()
     model.blocks[0].requires_grad_(False)
-    for groups in (
-        Groups.by_tensor(model),
-        Groups.by_layer(model),
-        Groups.consecutive(model, 5),
-        Groups.by_pattern(model, {"all": "."}),
-    ):
+    patterns = {"all": "."}
+    consecutive, by_pattern = Groups.consecutive(model, 5), Groups.by_pattern(model, patterns)
+    for groups in (Groups.by_tensor(model), Groups.by_layer(model), consecutive, by_pattern):
         numbers = groups.of(trainable(model))
         assert set(numbers) == set(range(len(groups)))
         with pytest.raises(UndeError, match="leave out 'blocks"):

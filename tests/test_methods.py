@@ -40,9 +40,8 @@ def regression():
 def ridge(x, y, weight=None):
     """argmin Σ_n ½ weight_n (xᵀθ − y)² + ½ λ‖θ‖²"""
     weight = torch.ones(len(x), dtype=x.dtype) if weight is None else weight
-    return torch.linalg.solve(
-        x.T @ (weight[:, None] * x) + RIDGE * torch.eye(D, dtype=x.dtype), x.T @ (weight * y)
-    )
+    penalty = RIDGE * torch.eye(D, dtype=x.dtype)
+    return torch.linalg.solve(x.T @ (weight[:, None] * x) + penalty, x.T @ (weight * y))
 
 
 @pytest.fixture
@@ -143,10 +142,7 @@ def test_weights_are_on_the_query_side(tmp_path):
     weight = torch.tensor([0.3] * 36 + [1.7] * 21, dtype=torch.float64)
     scores = scored(tmp_path, TRAK(damping=0.05, relative=False, projection="none"))
     same(scores.total([0.3, 1.7]), trak(phi_q * weight, phi, 0.05))
-    parts = [
-        trak(phi_q * (torch.arange(57) < 36), phi, 0.05),
-        trak(phi_q * (torch.arange(57) >= 36), phi, 0.05),
-    ]
+    parts = [trak(phi_q * at, phi, 0.05) for at in (torch.arange(57) < 36, torch.arange(57) >= 36)]
     same(scores.by_group(), torch.stack(parts, 2))
 
 
@@ -156,10 +152,8 @@ def test_a_positive_score_lowers_the_loss(tmp_path):
     model = toy.net().double()
     (x, y), (tx, ty) = toy.data(4, seed=3), toy.data(22)
     gradients = toy.gradients(model, Classification(), (tx.double(), ty))
-    before, start = (
-        Classification().loss(model, (x.double(), y)),
-        nn.utils.parameters_to_vector(model.parameters()),
-    )
+    before = Classification().loss(model, (x.double(), y))
+    start = nn.utils.parameters_to_vector(model.parameters())
     for n in range(22):
         nn.utils.vector_to_parameters(start - step * gradients[n], model.parameters())
         drop = (before - Classification().loss(model, (x.double(), y))) / step
@@ -259,38 +253,29 @@ def test_regrouping_is_rebuilding(tmp_path, groups):
 
 def test_a_method_of_another_projection_is_refused(tmp_path):
     index = toy.build(tmp_path / "i", method=TRAK(projection="kron(2)"))
-    with pytest.raises(
-        UndeError, match=r"under none, but the index holds 'loss' under kron\(2\): build another"
-    ):
+    said = r"under none, but the index holds 'loss' under kron\(2\): build another"
+    with pytest.raises(UndeError, match=said):
         index.score(toy.data(4), method=TRAK(projection="none"))
     with pytest.raises(UndeError, match=r"unknown method 'track'.*Did you mean 'trak'"):
         index.score(toy.data(4), method="track")
 
 
-def test_names():
+def test_names(tmp_path):
     assert methods.parse("trak") == TRAK()
     assert methods.parse("tracin") == TracIn()
     assert methods.parse("tracin-cosine") == TracIn(cosine=True)
     assert unde.methods.TRAK is TRAK
     assert methods.for_building("trak").projection == "kron(16)"
     assert TracIn(projection=" kron( 4 )").projection == "kron(4)"
-
-
-def test_a_damping_of_1_is_a_damping_of_1_0(tmp_path):
-    """One index, whichever way the number is written."""
-    a = toy.build(tmp_path / "i", method=TRAK(damping=1))
+    assert [m.linear for m in (TracIn(), TracIn(cosine=True), TRAK())] == [True, False, True]
+    a = toy.build(tmp_path / "i", method=TRAK(damping=1))  # one index, whichever way the number is written
     assert toy.build(tmp_path / "i", method=TRAK(damping=1.0)).manifest.id == a.manifest.id
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        TracIn(),
-        TracIn(cosine=True, projection="sjlt(9)"),
-        TRAK(),
-        TRAK(damping=3, relative=False, form="dual"),
-    ],
-)
+DESCRIBED = [TracIn(), TracIn(cosine=True, projection="sjlt(9)"), TRAK()]
+
+
+@pytest.mark.parametrize("method", [*DESCRIBED, TRAK(damping=3, relative=False, form="dual")])
 def test_a_description_is_read_back(method):
     assert methods.parse(json.loads(json.dumps(method.describe()))) == method
 
@@ -311,7 +296,3 @@ def test_a_description_is_read_back(method):
 def test_wrong_names(wrong, said):
     with pytest.raises(UndeError, match=said):
         wrong()
-
-
-def test_which_methods_are_sums_over_groups():
-    assert [m.linear for m in (TracIn(), TracIn(cosine=True), TRAK())] == [True, False, True]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -114,6 +115,24 @@ def factors(index: Index, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor
             before = total.get(name, (0, 0))
             total[name] = tuple(b + side.double() for b, side in zip(before, pair))
     return {name: pair for name, pair in total.items() if all(side.any() for side in pair)}
+
+
+def everything(folder: Path) -> Index:
+    """An index whose folder has all that it may have."""
+    from unde.cli.config import write_config
+    from unde.integrations.source import ModelSource
+
+    method = unde.methods.EKFAC(projection="pca(2)", fisher="sampled")
+    index, queries = build(folder, method=method, ids=list(range(22))), data(3, seed=3)
+    index.add_fisher("true", progress=False)
+    index.features(queries, folder / "queries" / "some.safetensors")
+    index.score(queries).total()
+    ModelSource(target="my_project:make").save(folder)
+    write_config(folder, {"target": "my_project:make", "seed": 0})
+    chance = np.random.default_rng(0)
+    bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
+    index.calibrate(queries=data(12, seed=4), bank=bank, baselines=False)
+    return index
 
 
 def reopen(index: Index, **options: Any) -> Index:

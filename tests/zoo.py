@@ -8,13 +8,8 @@ from cases import Case, images, ragged
 from unde.data import Rows
 from unde.tasks import CausalLM, MaskedLM, Seq2SeqLM, TokenClassification
 
-SMALL = {
-    "vocab_size": 23,
-    "max_position_embeddings": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+SMALL = dict.fromkeys(["bos_token_id", "eos_token_id", "pad_token_id"], 0)
+SMALL |= {"vocab_size": 23, "max_position_embeddings": 16}
 SMALL |= {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 4}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # grouped queries
 
@@ -182,35 +177,23 @@ MASKED = [
     Case("bert-mlm", encoder("Bert", "MaskedLM"), hidden, MaskedLM),
     Case("roberta-mlm", encoder("Roberta", "MaskedLM"), hidden, MaskedLM),
 ]
+GATED = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 SEQ2SEQ = [
     Case("t5", t5(), pairs, Seq2SeqLM, RELATIVE),
-    Case(
-        "t5-gated-untied",
-        t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-        pairs,
-        Seq2SeqLM,
-        RELATIVE,
-    ),
+    Case("t5-gated-untied", GATED, pairs, Seq2SeqLM, RELATIVE),
     Case("bart", bart(), pairs, Seq2SeqLM),
 ]
-TAGGERS = [
-    Case("bert-tokens", encoder("Bert", "TokenClassification"), tagged, TokenClassification),
-]
+TAGGERS = [Case("bert-tokens", encoder("Bert", "TokenClassification"), tagged, TokenClassification)]
+GPT_OSS = language_model("GptOss", **(MOE | {"sliding_window": 4}))
 DECODERS = [
     Case("gemma", language_model("Gemma"), ragged, CausalLM),
     Case("gemma2", language_model("Gemma2", **GEMMA), ragged, CausalLM),
-    Case("gemma3", lambda: gemma3(), ragged, CausalLM),
-    Case("opt", lambda: opt(), ragged, CausalLM),
+    Case("gemma3", gemma3, ragged, CausalLM),
+    Case("opt", opt, ragged, CausalLM),
     Case("mixtral", language_model("Mixtral", **MOE), ragged, CausalLM),
     Case("qwen2-moe", language_model("Qwen2Moe", shared_expert_intermediate_size=8, **MOE), ragged, CausalLM),
     Case("qwen3-moe", language_model("Qwen3Moe", norm_topk_prob=True, **MOE), ragged, CausalLM),
-    Case(
-        "gpt-oss",
-        language_model("GptOss", **(MOE | {"sliding_window": 4})),
-        ragged,
-        CausalLM,
-        {"sinks": "deferred"},
-    ),
+    Case("gpt-oss", GPT_OSS, ragged, CausalLM, {"sinks": "deferred"}),
 ]
 FAMILIES = [*DECODERS, *MASKED, *SEQ2SEQ, *TAGGERS]
 CLASSIFIERS = [

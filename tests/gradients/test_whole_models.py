@@ -5,6 +5,7 @@ import torch
 
 from cases import BY_NAME, CASES
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
+from unde.gradients import Collector
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -31,3 +32,14 @@ def test_projected(name, projection):
     assert max(u.stop - u.start for u in units) <= 9
     features = collect(model, task, rows, units, coverage, batch_size=4)
     assert_features(features, {u.name: explicit(u.projection, truth[u.name]) for u in units}, units, 1e-10)
+
+
+def test_values_are_the_losses():
+    model, task, rows = BY_NAME["gpt2"].make(torch.float64, examples=6)
+    units, coverage = plan(model, task, rows)
+    with Collector(model, task, units, coverage) as collector:
+        _, values = collector(rows.batch(range(6)), range(6))
+    with torch.no_grad():
+        losses = torch.cat([task.loss(model, rows.batch([i])) for i in range(6)])
+    assert not values.requires_grad
+    torch.testing.assert_close(values, losses, rtol=1e-12, atol=0)

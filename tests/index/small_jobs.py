@@ -1,8 +1,15 @@
-"""Workers for whom a few examples make several jobs of a kernel, as millions do for others."""
+"""Workers for whom a few examples make several jobs of a kernel, as millions do for others, and killed workers."""
 
+import os
 import pickle
+import random
+import signal
+import threading
+from contextlib import contextmanager
 from functools import partial
 from unittest import mock
+
+import psutil
 
 import unde.kernels.base
 from unde.parallel import Processes
@@ -40,3 +47,34 @@ class Workers(Processes):
 def blocks():
     """The same in this process."""
     return mock.patch("unde.kernels.base.JOINED", JOINED)
+
+
+def workers_of_this_process():
+    return [worker for server in psutil.Process().children() for worker in server.children()]
+
+
+@contextmanager
+def killing(count, done, workers=workers_of_this_process, seed=0):
+    """Workers are killed at random moments, up to `count`; between two kills something gets `done`, so
+    that all ends in time on a slow machine too."""
+    stop, killed, chance = threading.Event(), [], random.Random(seed)
+
+    def kill():
+        before = 0
+        while len(killed) < count and not stop.wait(0.02):
+            if len(done()) <= before:
+                continue
+            stop.wait(chance.uniform(0, 0.2))
+            found = workers()
+            if found:
+                os.kill(chance.choice(found).pid, signal.SIGKILL)
+                killed.append(1)
+                before = len(done())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        killer.join()

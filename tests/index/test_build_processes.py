@@ -1,46 +1,15 @@
 """Builds in several processes whose workers are killed: the same bytes as in one."""
 
-import os
-import random
-import signal
-import threading
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import projects
-import psutil
 import pytest
+from small_jobs import killing
 
 import toy
 from unde import Index, UndeError
 from unde.evaluate import Bank
 from unde.parallel import Processes
-
-
-@contextmanager
-def killing(count, done, seed=0):
-    """Workers of this process are killed at random moments, up to `count`; between two kills something gets `done`, so
-    that all ends in time on a slow machine too."""
-    stop, killed, chance = threading.Event(), [], random.Random(seed)
-
-    def kill():
-        before = 0
-        while len(killed) < count and not stop.wait(0.02):
-            if len(done()) <= before:
-                continue
-            stop.wait(chance.uniform(0, 0.2))
-            found = [worker for server in psutil.Process().children() for worker in server.children()]
-            if found:
-                os.kill(chance.choice(found).pid, signal.SIGKILL)
-                killed.append(1)
-                before = len(done())
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield killed
-    finally:
-        stop.set()
-        killer.join()
 
 
 def test_workers_that_are_killed_at_random(tmp_path):

@@ -226,7 +226,8 @@ def minutes():
 def test_the_budget_ends_the_training_between_models(index, monkeypatch):
     options = {"halves": 16, "baselines": False}
     monkeypatch.setattr(module, "time", minutes())
-    with pytest.raises(UndeError, match=r"3 min is too short for 4 halves.*models that are trained are kept"):
+    said = "budget of 3 min is too short for 4 halves.*models that are trained are kept"
+    with pytest.raises(UndeError, match=said):
         index.calibrate(Counting(), QUERIES, budget="3min", **options)
     monkeypatch.setattr(module, "time", minutes())
     assert 4 <= index.calibrate(Counting(), toy.data(30, seed=6), budget="8min", **options).halves < 16

@@ -175,5 +175,6 @@ def test_nothing_to_train_and_a_scalar_loss(tmp_path):
 
     with pytest.raises(UndeError, match="no trainable parameter"):
         toy.build(tmp_path / "i", model=toy.net().requires_grad_(False))
-    with pytest.raises(UndeError, match=r"a scalar for a batch of .*: expected one value for each example"):
+    said = r"gave a scalar for a batch of .*: expected one value for each example"
+    with pytest.raises(UndeError, match=said):
         toy.build(tmp_path / "i", task=Mean())

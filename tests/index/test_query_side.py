@@ -102,16 +102,12 @@ def test_another_damping_reads_no_features(index, monkeypatch):
     assert not torch.allclose(again.total(), before, rtol=1e-2)
 
 
-def test_a_full_kernel_keeps_its_product(tmp_path):
-    index = toy.build(tmp_path / "i", model=net(), method=TRAK(projection="none"))
-    index.score(QUERIES)
-    assert len(list((index.folder / "kernels").rglob("000*.safetensors"))) == 3
-
-
-def test_the_identity_writes_nothing(tmp_path):
-    index = toy.build(tmp_path / "i", model=net(), method=TracIn(projection="none"))
+@pytest.mark.parametrize(("method", "files"), [(TRAK(projection="none"), 3), (TracIn(projection="none"), 0)])
+def test_what_other_kernels_write(tmp_path, method, files):
+    index = toy.build(tmp_path / "i", model=net(), method=method)
     index.score(QUERIES).total()
-    assert not (index.folder / "kernels").exists()
+    assert len(list((index.folder / "kernels").rglob("000*.safetensors"))) == files
+    assert (index.folder / "kernels").exists() == bool(files)  # the identity writes nothing
 
 
 def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):

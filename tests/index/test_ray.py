@@ -2,19 +2,20 @@
 
 import logging
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import projects
 import psutil
 import pytest
+import worker_jobs
+from small_jobs import killing
 
 import toy
 from unde import UndeError
@@ -84,18 +85,16 @@ def workers():
     return [p for p in psutil.process_iter(["cmdline"]) if "ray::_Actor" in " ".join(p.info["cmdline"] or [])]
 
 
-def meanwhile(act, until, seconds=60):
+def wait_until(so, seconds=60, step=0.02):
+    give_up = time.monotonic() + seconds
+    while not so() and time.monotonic() < give_up:
+        time.sleep(step)
+    return so()
+
+
+def meanwhile(act, until):
     """A thread that acts once something is so."""
-
-    def wait():
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
-            if until():
-                act()
-                return
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=lambda: act() if wait_until(until) else None)
     thread.start()
     return thread
 
@@ -127,24 +126,9 @@ def test_everything_is_what_one_process_makes_of_it(tmp_path, three):
 
 
 def test_workers_that_are_killed(tmp_path, three, whole):
-    chance, killed, stop = random.Random(0), [], threading.Event()
-
-    def kill():
-        while not stop.is_set() and len(killed) < 4:
-            time.sleep(chance.uniform(0.05, 0.4))
-            found = workers()
-            if found and written(tmp_path / "i"):
-                victim = chance.choice(found)
-                os.kill(victim.pid, signal.SIGKILL)
-                killed.append(victim.pid)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
+    shards = partial(tmp_path.glob, "i/shards/*.safetensors")
+    with killing(4, lambda: list(shards()), workers) as killed:
         toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slower")
-    finally:
-        stop.set()
-        killer.join()
     assert len(killed) >= 3
     assert toy.content(tmp_path / "i") == whole
 
@@ -179,16 +163,12 @@ def test_a_node_that_is_lost_during_a_bank(tmp_path, nodes, three):
 
 
 def test_a_job_that_hangs(tmp_path, three, monkeypatch):
-    import worker_jobs
-
     monkeypatch.setattr(three, "timeout", 3)
     jobs = [(i,) for i in range(4)]
     assert sorted(three.run(worker_jobs.hang_first_time, tmp_path, jobs)) == jobs
 
 
 def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, three):
-    import worker_jobs
-
     for job, bad, said in (
         (worker_jobs.fail_always, 1, "never"),
         (worker_jobs.die_always, 2, "3 workers died of it"),
@@ -214,22 +194,14 @@ def test_a_program_that_is_killed_leaves_nobody_and_goes_on_when_started_again(t
         "    toy.build(sys.argv[1], 60, **cut, executor=Ray(2), recipe='projects:slow')\n"
     )
     environment = os.environ | {"RAY_ADDRESS": nodes.cluster.address, "OMP_NUM_THREADS": "1"}
-    program = subprocess.Popen(
-        [sys.executable, script, tmp_path / "i", HERE, HERE.parent],
-        env=environment,
-        stderr=subprocess.DEVNULL,
-    )
-    give_up = time.monotonic() + 60
-    while written(tmp_path / "i") < 3 and time.monotonic() < give_up:
-        time.sleep(0.02)
+    command = [sys.executable, script, tmp_path / "i", HERE, HERE.parent]
+    program = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    wait_until(lambda: written(tmp_path / "i") >= 3)
     program.kill()
     program.wait()
     before = stamps(tmp_path / "i")
     assert 3 <= len(before) < 30
-    give_up = time.monotonic() + 20
-    while workers() and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert not workers()
+    assert wait_until(lambda: not workers(), 20, 0.1)
     toy.build(tmp_path / "i", **CUT, executor="ray", recipe="projects:slow")
     assert toy.content(tmp_path / "i") == whole
     assert stamps(tmp_path / "i").items() >= before.items()

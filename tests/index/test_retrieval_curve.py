@@ -89,12 +89,8 @@ def test_examples_that_nothing_else_has_used(index, asked, seed):
     asked.clear()
     told = index.trust(weights, examples=10, seed=seed)
     used = {i for part in weights.provenance["examples"].values() for i in part}
-    assert (
-        len(asked) == 5
-        and all(which == asked[0] for which in asked)
-        and told.examples == 10
-        and told.held_out
-    )
+    assert len(asked) == 5 and all(which == asked[0] for which in asked)
+    assert told.examples == 10 and told.held_out
     assert len(used) == 608 and not asked[0] & used
     free = Parts.draw(index._state, Copier(index._state, COSINE, None, seed).content, EXAMPLES, 1, seed).rest
     assert asked[0] <= set(free.tolist())

@@ -38,6 +38,18 @@ def part(start, stop):
     return some(slice(start, stop))
 
 
+def left_of(*gone, n=37):
+    """The positions of the examples that were not removed."""
+    return torch.tensor([i for i in range(n) if i not in gone])
+
+
+def grown(folder, at, **options):
+    """An index of the first examples, to which the others were appended."""
+    index = toy.build(folder, train_data=part(0, at), **options)
+    index.append(part(at, 37), progress=False)
+    return index
+
+
 def assert_close(index, want, tolerance=TOLERANCE):
     for got, expected in (
         (index.score(QUERIES).total(), want.score(QUERIES).total()),
@@ -71,9 +83,8 @@ def test_one_by_one_fills_up_the_last_shard(tmp_path, name):
     for i in range(21, 26, 2):
         index.append(part(i, i + 2), progress=False)
     whole = toy.build(tmp_path / "w", train_data=part(0, 27), method=method)
-    assert (
-        [s.stop for s in index.manifest.shards] == [s.stop for s in whole.manifest.shards] == [8, 16, 24, 27]
-    )
+    stops = [[s.stop for s in i.manifest.shards] for i in (index, whole)]
+    assert stops[0] == stops[1] == [8, 16, 24, 27]
     assert_close(index, whole)
 
 
@@ -81,7 +92,7 @@ def test_one_by_one_fills_up_the_last_shard(tmp_path, name):
 def test_removed_is_as_never_there(tmp_path, method):
     index = toy.build(tmp_path / "i", train_data=ALL, method=method)
     gone = [0, 3, 9, *range(16, 24), 30, 36]  # of them a whole shard
-    left = torch.tensor([i for i in range(37) if i not in gone])
+    left = left_of(*gone)
     index.score(QUERIES)
     index.remove(indices=gone)
     want = toy.build(tmp_path / "w", train_data=some(left), method=method)
@@ -100,9 +111,8 @@ def test_removed_is_as_never_there(tmp_path, method):
 @some_methods
 def test_append_then_remove_is_nothing(tmp_path, name):
     method = METHODS[name]
-    index = toy.build(tmp_path / "i", train_data=part(0, 22), method=method)
+    index = grown(tmp_path / "i", 22, method=method)
     want = toy.build(tmp_path / "w", train_data=part(0, 22), method=method)
-    index.append(part(22, 37), progress=False)
     index.remove(indices=range(22, 37))
     assert_close(index, want)
     if not method.factors:  # covariances came and went, which leaves rounding behind
@@ -135,14 +145,13 @@ def test_against_autograd(tmp_path):
     index.append(part(20, 31), progress=False)
     index.remove(indices=[2, 19, 20, 25])
     index.append(part(31, 37), progress=False)
-    left = torch.tensor([i for i in range(37) if i not in (2, 19, 20, 25)])
+    left = left_of(2, 19, 20, 25)
     phi = toy.gradients(toy.net(), Classification(), some(left)).double()
     q = toy.gradients(toy.net(), Classification(), QUERIES).double()
     gram = phi.T @ phi
     want = q @ torch.linalg.solve(gram + 0.1 * gram.diagonal().mean() * torch.eye(len(gram)), phi.T)
-    torch.testing.assert_close(
-        index.score(QUERIES).total().double(), want, rtol=1e-4, atol=1e-4 * want.abs().max()
-    )
+    got = index.score(QUERIES).total().double()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max())
 
 
 def test_covariances_are_those_of_what_is_left(tmp_path):
@@ -150,31 +159,26 @@ def test_covariances_are_those_of_what_is_left(tmp_path):
     for gone in ([5], [0, 1, 2, 4, 5, 6, 7]):
         index = toy.build(tmp_path / f"{len(gone)}", train_data=part(0, 16), method=EKFAC(projection="none"))
         index.remove(indices=gone)
-        left = torch.tensor([i for i in range(16) if i not in gone])
-        x = some(left)[0].double()
+        x = some(left_of(*gone, n=16))[0].double()
         torch.testing.assert_close(toy.factors(index)["0.weight"][1], x.T @ x, rtol=1e-5, atol=1e-5)
 
 
 def test_checkpoints(tmp_path):
-    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
-    options = {"checkpoints": states, "checkpoint_weights": [0.3, 0.7], "method": EKFAC(projection="kron(3)")}
-    index = toy.build(tmp_path / "i", train_data=part(0, 21), **options)
-    index.append(part(21, 37), progress=False)
+    options = {"checkpoint_weights": [0.3, 0.7], "method": EKFAC(projection="kron(3)")}
+    options |= {"checkpoints": toy.states(1, 2)}
+    index = grown(tmp_path / "i", 21, **options)
     index.remove(indices=[1, 22])
-    left = torch.tensor([i for i in range(37) if i not in (1, 22)])
-    assert_close(index, toy.build(tmp_path / "w", train_data=some(left), **options))
+    assert_close(index, toy.build(tmp_path / "w", train_data=some(left_of(1, 22)), **options))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_half_precision(tmp_path, dtype):
     options = {"method": TRAK(projection="kron(3)"), "store_dtype": dtype}
-    index = toy.build(tmp_path / "i", train_data=part(0, 24), **options)
-    index.append(part(24, 37), progress=False)
+    index = grown(tmp_path / "i", 24, **options)
     whole = toy.build(tmp_path / "w", train_data=ALL, **options)
     assert torch.equal(index.score(QUERIES).total(), whole.score(QUERIES).total())
     index.remove(indices=[7])
-    left = torch.tensor([i for i in range(37) if i != 7])
-    kept, stored = toy.stored(index).rows(torch.arange(36)), toy.stored(whole).rows(left)
+    kept, stored = toy.stored(index).rows(torch.arange(36)), toy.stored(whole).rows(left_of(7))
     assert torch.equal(kept, stored)  # rounded once, not twice
 
 
@@ -216,10 +220,8 @@ def test_ids_move_with_their_examples(tmp_path):
     index.remove(["#3", "#30"])
     left = [n for n in names if n not in ("#3", "#30")]
     assert list(index.ids) == left == toy.reopen(index).ids
-    want = (
-        toy.gradients(toy.net(), Classification(), QUERIES)
-        @ toy.gradients(toy.net(), Classification(), ALL).T
-    )
+    q, g = (toy.gradients(toy.net(), Classification(), data) for data in (QUERIES, ALL))
+    want = q @ g.T
     want[:, [3, 30]] = -torch.inf
     top = index.score(QUERIES).top(4)
     assert top.ids == [[names[i] for i in row] for row in want.topk(4).indices.tolist()]
@@ -227,8 +229,7 @@ def test_ids_move_with_their_examples(tmp_path):
 
 def test_the_data_of_the_index_follows(tmp_path):
     """What the index has at hand, and what it takes from data that still holds what was removed."""
-    index = toy.build(tmp_path / "i", train_data=part(0, 22))
-    index.append(part(22, 37), progress=False)
+    index = grown(tmp_path / "i", 22)
     index.remove(indices=[0, 5, 22])
     left = [i for i in range(37) if i not in (0, 5, 22)]
     assert all(torch.equal(index.train_data[n][0], ALL[0][i]) for n, i in enumerate(left))
@@ -245,8 +246,7 @@ def test_weights_learned_on_a_changed_index(tmp_path):
     index = toy.build(tmp_path / "i", train_data=some(slice(0, 200), data))
     index.append(some(slice(200, 240), data), progress=False)
     index.remove(indices=[7, 210])
-    left = torch.tensor([i for i in range(240) if i not in (7, 210)])
-    whole = toy.build(tmp_path / "w", train_data=some(left, data))
+    whole = toy.build(tmp_path / "w", train_data=some(left_of(7, 210, n=240), data))
     weights = index.learn_weights(examples=20)
     assert torch.allclose(weights.values, whole.learn_weights(examples=20).values, atol=1e-4)
     assert index.trust(weights, examples=20).before == whole.trust(weights, examples=20).before
@@ -255,15 +255,13 @@ def test_weights_learned_on_a_changed_index(tmp_path):
 def test_damage_is_repaired_by_the_same_build(tmp_path):
     """With the data as it is now; labels are drawn by the numbers that examples had."""
     method = EKFAC(projection="kron(3)", fisher="sampled")
-    index = toy.build(tmp_path / "i", train_data=part(0, 24), method=method)
-    index.append(part(24, 37), progress=False)
+    index = grown(tmp_path / "i", 24, method=method)
     index.remove(indices=[2, 30])
-    left = torch.tensor([i for i in range(37) if i not in (2, 30)])
     want = index.score(QUERIES).total()
     for path in [*(index.folder / "shards").iterdir(), *(index.folder / "fisher" / "shards").iterdir()]:
         path.unlink()
     index.verify()
-    again = toy.build(tmp_path / "i", train_data=some(left), method=method)
+    again = toy.build(tmp_path / "i", train_data=some(left_of(2, 30)), method=method)
     assert again.manifest == index.manifest
     torch.testing.assert_close(again.score(QUERIES).total(), want, rtol=1e-4, atol=1e-5)
 
@@ -276,10 +274,8 @@ def test_skipped_examples(tmp_path):
     index.append((x[22:], y[22:]), progress=False)
     assert index.skipped.nonzero()[:, 0].tolist() == [3, 30]
     index.remove(indices=[3, 4])
-    good = torch.tensor([i for i in range(37) if i not in (3, 4, 30)])
-    torch.testing.assert_close(
-        toy.factors(index)["0.weight"][1], x[good].double().T @ x[good].double(), rtol=1e-5, atol=1e-5
-    )
+    good = x[left_of(3, 4, 30)].double()
+    torch.testing.assert_close(toy.factors(index)["0.weight"][1], good.T @ good, rtol=1e-5, atol=1e-5)
 
 
 def test_the_history_is_told(tmp_path):
@@ -297,12 +293,8 @@ def test_the_history_is_told(tmp_path):
 
 def test_no_byte_of_what_was_removed_is_left(tmp_path):
     """Not of its feature, its digest, its id, nor of K g(n)."""
-    index = toy.build(
-        tmp_path / "i",
-        train_data=ALL,
-        ids=[f"name-{i}" for i in range(37)],
-        method=TRAK(projection="kron(3)"),
-    )
+    options = {"ids": [f"name-{i}" for i in range(37)], "method": TRAK(projection="kron(3)")}
+    index = toy.build(tmp_path / "i", train_data=ALL, **options)
     index.score(QUERIES)
     secrets = [toy.stored(index).shard(0, 1)[name][3].numpy().tobytes() for name in ("features", "digest")]
     secrets += [toy.training(index, index.method).block(1)[0][3].numpy().tobytes(), b"name-11"]

@@ -71,16 +71,12 @@ def test_removing(named, given, match):
     refused(named, match, lambda: named.remove(**given))
 
 
-def test_without_ids(plain):
-    refused(
-        plain, "index has no ids: leave ids= out", lambda: plain.append(MORE, ids=["a", "b"], progress=False)
-    )
+def test_without_ids(tmp_path, plain):
+    given = {"ids": ["a", "b"], "progress": False}
+    refused(plain, "index has no ids: leave ids= out", lambda: plain.append(MORE, **given))
     refused(plain, r"no example 'a'.*\(it has no ids\)", lambda: plain.remove(["a"]))
-
-
-def test_positions_are_the_ids_of_an_index_without(tmp_path):
     index = toy.build(tmp_path / "i")
-    index.remove([3, 3, torch.tensor(5)])
+    index.remove([3, 3, torch.tensor(5)])  # positions are its ids
     assert len(index) == 20
 
 
@@ -105,14 +101,10 @@ def test_removing_from_covariances_needs_one(tmp_path):
     assert len(bare) == 14
 
 
-def test_one_of_an_array(tmp_path):
-    index = toy.build(tmp_path / "i", executor=Array(worker=0, of=1))
-    refused(index, "does a share of a build", lambda: index.append(MORE, progress=False))
-
-
-def test_an_index_that_is_not_finished(tmp_path):
-    index = toy.build(tmp_path / "i", executor=Array(worker=0, of=2))
-    refused(index, "not finished", lambda: index.remove(indices=[0]))
+@pytest.mark.parametrize(("workers", "said"), [(1, "does a share of a build"), (2, "not finished")])
+def test_one_of_an_array(tmp_path, workers, said):
+    index = toy.build(tmp_path / "i", executor=Array(worker=0, of=workers))
+    refused(index, said, lambda: index.remove(indices=[0]) if workers == 2 else index.append(MORE))
 
 
 class Other(Classification):
@@ -135,7 +127,7 @@ class Other(Classification):
         ({"exclude": ["^2"]}, "the parameters"),
         ({"on_bad": "skip"}, "on_bad"),
         ({"ids": list(range(22))}, r"the ids \(none there, some in the other\)"),
-        ({"checkpoints": [toy.net(1).state_dict(), toy.net(2).state_dict()]}, "checkpoints"),
+        ({"checkpoints": toy.states(1, 2)}, "checkpoints"),
         ({"method": EKFAC(projection="kron(3)")}, "covariances for EKFAC"),
     ],
 )

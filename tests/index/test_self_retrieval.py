@@ -310,7 +310,7 @@ def test_das_learns_on_scores_with_a_sign(diffusion):
 @pytest.mark.parametrize("method", [TracIn(projection="none"), TRAK(projection="none"), COSINE], ids=str)
 @pytest.mark.parametrize("perturb", [None, "weights"])
 def test_several_checkpoints(tmp_path, method, perturb):
-    states = [toy.net(seed).state_dict() for seed in (1, 2, 3)]
+    states = toy.states(1, 2, 3)
     index = made(tmp_path / "i", 130, method=method, checkpoints=states)
     before = {k: v.clone() for k, v in index.model.state_dict().items()}
     sane(index.learn_weights(examples=FEW, perturb=perturb), index)
@@ -509,24 +509,19 @@ def test_a_perturbation_that_changes_the_training_data(tmp_path):
 
 def test_too_little_data(tmp_path):
     index = made(tmp_path / "i", 126)
-    with pytest.raises(
-        UndeError, match=r"126 different training examples are too few .* at least 127\. Stay with the"
-    ):
+    words = "126 different training examples are too few"
+    with pytest.raises(UndeError, match=rf"{words} .* at least 127\. Stay with the"):
         index.learn_weights()
-    twice = made(
-        tmp_path / "twice", train_data=tuple(c.repeat(2, *[1] * (c.dim() - 1)) for c in labelled(126))
-    )
-    with pytest.raises(UndeError, match="126 different training examples are too few"):
-        twice.learn_weights()
-
-
-@pytest.mark.parametrize(("option", "value", "words"), [
-    ("examples", 5, "examples is 5: expected at least 20"),
-    ("seed", -1, "seed is -1: expected a whole number, 0 or larger"),
-])  # fmt: skip
-def test_bad_numbers(index, option, value, words):
+    repeated = tuple(c.repeat(2, *[1] * (c.dim() - 1)) for c in labelled(126))
+    twice = made(tmp_path / "twice", train_data=repeated)
     with pytest.raises(UndeError, match=words):
-        index.learn_weights(**{option: value})
+        twice.learn_weights()
+    for options, said in (
+        ({"examples": 5}, "examples is 5: expected at least 20"),
+        ({"seed": -1}, "seed is -1: expected a whole number, 0 or larger"),
+    ):
+        with pytest.raises(UndeError, match=said):
+            index.learn_weights(**options)
 
 
 class Fragile(Classification):
@@ -549,9 +544,8 @@ def test_copies_whose_loss_is_not_a_number(tmp_path):
     n = int(str(error.value).split("example ")[1].split()[0])
     assert np.random.default_rng([0, 1, n]).random() < 0.1  # it is the right one
     assert "gentler perturb=" in str(error.value)
-    with pytest.raises(
-        UndeError, match=r"at strength 0\.05 \(<lambda>\) has a loss or gradient that is NaN or infinite"
-    ):
+    words = r"at strength 0\.05 \(<lambda>\) has a loss or gradient that is NaN or infinite"
+    with pytest.raises(UndeError, match=words):
         index.learn_weights(perturb=lambda example, strength, random: (example[0] + 20, example[1]))
 
 
@@ -566,9 +560,8 @@ class Odd(Classification):
 @pytest.mark.parametrize("kinds", [[], [InputNoise(), InputNoise("more"), InputNoise("most")]])
 def test_a_task_knows_one_perturbation_or_two(tmp_path, kinds):
     index = made(tmp_path / "i", 130, task=Odd(kinds))
-    with pytest.raises(
-        UndeError, match=rf"Odd\.perturbations gave {len(kinds)} kinds of perturbation: expected one or two"
-    ):
+    words = rf"Odd\.perturbations gave {len(kinds)} kinds of perturbation: expected one or two"
+    with pytest.raises(UndeError, match=words):
         index.learn_weights()
 
 

@@ -40,7 +40,7 @@ def built(folder: Path, **options) -> dict[str, bytes]:
     return toy.content(toy.build(folder, method=METHOD, **options).folder)
 
 
-STATES = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+STATES = toy.states(1, 2)
 
 
 @pytest.mark.parametrize("seed", range(4))

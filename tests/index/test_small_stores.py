@@ -165,18 +165,15 @@ class CustomKernel(TRAK):
         return Kept(2.0)
 
 
-def test_a_kernel_of_ones_own_that_keeps_k_g_n(tmp_path):
+def test_what_outer_products_cannot_keep(tmp_path):
+    """K g(n) of a kernel of one's own, and a projection that has no sides."""
     index = toy.build(tmp_path / "i", store_dtype="factored(1)")
-    with pytest.raises(
-        UndeError, match=r"stored as factored\(1\), in which K g\(n\) cannot be: .*store_dtype='int8'"
-    ):
+    said = r"stored as factored\(1\), in which K g\(n\) cannot be: .*store_dtype='int8'"
+    with pytest.raises(UndeError, match=said):
         index.score(QUERIES, CustomKernel(projection="none"))
-
-
-def test_a_projection_that_has_no_sides(tmp_path):
     with pytest.raises(UndeError, match=r"keeps outer products .*under dense\(8, rademacher\) are vectors"):
-        toy.build(tmp_path / "i", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
-    assert not (tmp_path / "i").exists()
+        toy.build(tmp_path / "j", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
+    assert not (tmp_path / "j").exists()
 
 
 def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, monkeypatch):
@@ -195,15 +192,14 @@ def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, mo
 
 def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypatch):
     monkeypatch.setattr(settle, "EXACT", 0)
-    asked = {
-        TRAK(damping=0.1): "int8",
-        TRAK(damping=0.09): "float32",
-        LoGRA(damping=1e3, relative=False): "float32",
-    }
-    for i, (method, stored) in enumerate(asked.items()):
+    asked = TRAK(damping=0.09)
+    absolute = LoGRA(damping=1e3, relative=False)
+    for i, (method, stored) in enumerate(
+        ((TRAK(damping=0.1), "int8"), (asked, "float32"), (absolute, "float32"))
+    ):
         assert toy.build(tmp_path / str(i), method=method).manifest.store_dtype == stored
-    begun = toy.build(tmp_path / "begun", method=TRAK(damping=0.09), store_dtype="float16")
-    assert toy.build(begun.folder, method=TRAK(damping=0.09)).manifest.store_dtype == "float16"  # as it is
+    begun = toy.build(tmp_path / "begun", method=asked, store_dtype="float16")
+    assert toy.build(begun.folder, method=asked).manifest.store_dtype == "float16"  # as it is
     index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
     # what the kernel is made of, too
     assert index._state.stored.fisher("sampled").manifest.store_dtype == "float32"

@@ -6,38 +6,22 @@ import shutil
 from pathlib import Path
 
 import bank_jobs
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import toy
 from unde import Index, UndeError, Weights, cli
-from unde.cli.config import write_config
 from unde.evaluate import Bank
 from unde.index.verify import verify
-from unde.integrations.source import ModelSource
 from unde.methods import EKFAC
 from unde.store import layout
 from unde.tasks import Classification
 
 
-def everything(folder: Path) -> Index:
-    index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
-    index.add_fisher("true", progress=False)
-    index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
-    index.score(toy.data(3, seed=3)).total()
-    ModelSource(target="my_project:make").save(folder)
-    write_config(folder, {"target": "my_project:make", "seed": 0})
-    chance = np.random.default_rng(0)
-    bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
-    index.calibrate(queries=toy.data(12, seed=4), bank=bank, baselines=False)
-    return index
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return everything(tmp_path_factory.mktemp("whole") / "i").folder
+    return toy.everything(tmp_path_factory.mktemp("whole") / "i").folder
 
 
 @pytest.fixture
@@ -45,19 +29,10 @@ def copy(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "i"))
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1 << bit
-    path.write_bytes(content)
-
-
 def checked(folder: Path) -> list[str]:
     """Every file with a checksum."""
-    return sorted(
-        str(p.relative_to(folder))
-        for p in folder.rglob("*")
-        if p.is_file() and p.name not in (layout.LOG, layout.LOCK)
-    )
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in (layout.LOG, layout.LOCK))
+    return sorted(str(p.relative_to(folder)) for p in files)
 
 
 def invoke(*arguments):
@@ -75,22 +50,16 @@ def test_a_whole_index_is_whole_and_every_file_is_counted(copy):
 
 def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
     names = checked(whole)
-    assert {name.partition("/")[0] for name in names} == {e.name for e in layout.ENTRIES} - {
-        ".lock",
-        "change.json",
-        "log.jsonl",
-        "scratch",
-        "halves",  # of models that were trained: test_calibrate.py
-    }
+    # halves are of models that were trained: test_calibrate.py
+    others = {".lock", "change.json", "log.jsonl", "scratch", "halves"}
+    assert {name.partition("/")[0] for name in names} == {e.name for e in layout.ENTRIES} - others
     for name in names:
         path, before = copy / name, (copy / name).read_bytes()
-        flip(path, len(before) - 5)
+        toy.flip(path, len(before) - 5)
         [problem] = verify(copy).problems
         assert name.startswith(problem.name) and problem.kind in ("damaged", "foreign"), problem
-        assert (
-            layout.repair_advice(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0])
-            == problem.advice
-        )
+        entry = name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0]
+        assert layout.repair_advice(entry) == problem.advice
         path.write_bytes(before)
 
 
@@ -103,7 +72,7 @@ def test_flips_anywhere_are_found_or_harmless(copy, calibration):
         path = copy / chance.choice(names)
         before = path.read_bytes()
         at = chance.randrange(len(before))
-        flip(path, at, chance.randrange(8))
+        toy.flip(path, at, chance.randrange(8))
         if verify(copy):  # spaces of JSON, or names that the reader of the format ignores
             assert before[at : at + 1].isspace() or path.name == layout.SOURCE, (path, at)
         path.write_bytes(before)
@@ -111,19 +80,23 @@ def test_flips_anywhere_are_found_or_harmless(copy, calibration):
 
 def test_the_advice_restores_every_entry(whole, copy):
     want = toy.content(whole)
-    for entry in layout.ENTRIES:
-        path = copy / entry.name
-        if entry.name in (layout.CHANGE, layout.LOG, layout.LOCK, layout.SOURCE, layout.SCRATCH):
-            continue
-        if entry.name == layout.CALIBRATION_HALVES:  # trained anew, with other seconds: test_calibrate.py
-            continue
-        target = path if path.is_file() else next(p for p in sorted(path.rglob("*.safetensors")))
-        flip(target, 12)
+    # trained anew they have other seconds: test_calibrate.py
+    others = (
+        layout.CHANGE,
+        layout.LOG,
+        layout.LOCK,
+        layout.SOURCE,
+        layout.SCRATCH,
+        layout.CALIBRATION_HALVES,
+    )
+    for name in [entry.name for entry in layout.ENTRIES if entry.name not in others]:
+        path = copy / name
+        toy.flip(path if path.is_file() else next(p for p in sorted(path.rglob("*.safetensors"))), 12)
         assert not verify(copy)
-        target.unlink()
-        everything(copy)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        toy.everything(copy)
         assert verify(copy) and not verify(copy).unfinished
-        assert toy.content(copy) == want, entry.name
+        assert toy.content(copy) == want, name
 
 
 def test_what_is_missing_is_unfinished_and_not_damaged(copy):
@@ -139,22 +112,17 @@ def test_what_is_missing_is_unfinished_and_not_damaged(copy):
 
 
 def test_lost_files_that_are_no_shards(copy):
-    for name in ("ids.json", "projection.safetensors", "probe.safetensors"):
+    lost = ("ids.json", "projection.safetensors", "probe.safetensors")
+    for name in lost:
         (copy / name).unlink()
-    found = {(p.name, p.kind) for p in verify(copy).problems}
-    assert found == {
-        ("ids.json", "missing"),
-        ("projection.safetensors", "missing"),
-        ("probe.safetensors", "missing"),
-    }
+    assert {(p.name, p.kind) for p in verify(copy).problems} == {(name, "missing") for name in lost}
     (copy / "manifest.json").unlink()
     assert ("manifest.json", "missing") in {(p.name, p.kind) for p in verify(copy).problems}
 
 
 def test_what_is_foreign(copy, tmp_path):
-    other = toy.build(
-        tmp_path / "other", model=toy.net(5), method=EKFAC(projection="pca(2)", fisher="sampled")
-    )
+    method = EKFAC(projection="pca(2)", fisher="sampled")
+    other = toy.build(tmp_path / "other", model=toy.net(5), method=method)
     shutil.copy(other.folder / "shards/c00-000001.safetensors", copy / "shards/c00-000001.safetensors")
     shutil.copy(copy / "shards/c00-000000.safetensors", copy / "shards/c00-000007.safetensors")
     shutil.copy(other.folder / "projection.safetensors", copy / "projection.safetensors")
@@ -162,23 +130,17 @@ def test_what_is_foreign(copy, tmp_path):
     (copy / "probe.safetensors").rename(tmp_path / "probe")
     (copy / "probe.safetensors").symlink_to(tmp_path / "probe")
     kinds = {p.name: p.kind for p in verify(copy).problems}
-    assert set(kinds) == {
-        "shards/c00-000001.safetensors",
-        "shards/c00-000007.safetensors",
-        "projection.safetensors",
-        "notes.txt",
-        "probe.safetensors",
-    }
-    assert (
-        set(kinds.values()) <= {"foreign", "damaged"} and kinds["shards/c00-000001.safetensors"] == "foreign"
-    )
+    shards = {f"shards/c00-00000{i}.safetensors" for i in (1, 7)}
+    assert set(kinds) == shards | {"projection.safetensors", "notes.txt", "probe.safetensors"}
+    assert set(kinds.values()) <= {"foreign", "damaged"}
+    assert kinds["shards/c00-000001.safetensors"] == "foreign"
     shutil.rmtree(copy / "fisher")
     shutil.copytree(other.folder / "fisher", copy / "fisher")
     assert {p.name: p.kind for p in verify(copy).problems}["fisher"] == "foreign"
 
 
 def test_the_exit_code_and_the_advice_on_the_command_line(copy):
-    flip(copy / "shards/c00-000001.safetensors", -9)
+    toy.flip(copy / "shards/c00-000001.safetensors", -9)
     result = invoke("verify", copy)
     assert result.exit_code == 1
     said = " ".join(result.stdout.split())
@@ -191,11 +153,10 @@ def test_banks(tmp_path):
     bank_jobs.run(tmp_path / "b.npz")
     result = invoke("verify", tmp_path / "b.npz")
     assert result.exit_code == 0 and "bank, whole" in result.stdout
-    flip(tmp_path / "b.npz", 400)
+    toy.flip(tmp_path / "b.npz", 400)
     result = invoke("verify", tmp_path / "b.npz")
-    assert result.exit_code == 1 and "Bank.run with the same arguments makes it anew" in " ".join(
-        result.stdout.split()
-    )
+    said = " ".join(result.stdout.split())
+    assert result.exit_code == 1 and "Bank.run with the same arguments makes it anew" in said
     (tmp_path / "b.npz").unlink()
     # neither a bank nor one begun
     assert isinstance(invoke("verify", tmp_path / "b.npz").exception, UndeError)
@@ -212,7 +173,7 @@ def test_a_bank_that_is_not_finished(tmp_path):
     for name in ("b.npz", "b.npz.parts"):
         result = invoke("verify", tmp_path / name)
         assert result.exit_code == 0 and "3 of 6 models are trained" in " ".join(result.stdout.split())
-    flip(tmp_path / "b.npz.parts" / "model-00001.safetensors", -2)
+    toy.flip(tmp_path / "b.npz.parts" / "model-00001.safetensors", -2)
     result = invoke("verify", tmp_path / "b.npz")
     assert result.exit_code == 1 and "trains this model again" in " ".join(result.stdout.split())
 
@@ -229,7 +190,7 @@ def test_weights(tmp_path):
 def test_opening_does_not_need_a_look_at_everything(copy):
     shutil.rmtree(copy / "kernels")  # of all settings that were calibrated
     Index.open(copy, model=toy.net(), task=Classification()).score(toy.data(3, seed=3), "ekfac").total()
-    flip(next((copy / "kernels").rglob("moments.safetensors")), -3)
+    toy.flip(next((copy / "kernels").rglob("moments.safetensors")), -3)
     index = Index.open(copy, model=toy.net(), task=Classification())
     assert not index.verify()
     index.score(toy.data(3, seed=3), "ekfac").total()

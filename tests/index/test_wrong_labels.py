@@ -232,16 +232,14 @@ def test_of_tokens_the_least_likely_one_is_told(tmp_path):
 def test_what_has_no_labels_is_refused(index, trained, tmp_path):
     model, x, given, true = trained
     other = Index.build(model, Squared(), (x, given), tmp_path / "other", method="tracin")
-    with pytest.raises(
-        UndeError, match=r"this is Squared. index.self_influence\(\) ranks the examples of any"
+    model_only = Index.open(index.folder, model=model, task=Classification())
+    for which, said in (
+        (other, r"this is Squared. index.self_influence\(\) ranks the examples of any"),
+        (Index.open(index.folder), "opened without its model, task, train_data"),
+        (model_only, "opened without its train_data: pass"),
     ):
-        wrong_labels(other)
-    alone = Index.open(index.folder)
-    with pytest.raises(UndeError, match="opened without its model, task, train_data"):
-        wrong_labels(alone)
-    half = Index.open(index.folder, model=model, task=Classification())
-    with pytest.raises(UndeError, match="opened without its train_data: pass"):
-        wrong_labels(half)
+        with pytest.raises(UndeError, match=said):
+            wrong_labels(which)
     with pytest.raises(UndeError, match="unknown ranking of labels 'size'"):
         wrong_labels(index, by="size")
     for bad in (true[:3], true.float()):

@@ -55,9 +55,8 @@ def test_an_own_kernel_final_and_measure_against_autograd(tmp_path):
     torch.testing.assert_close(scores.total().double(), oracle(index.model), rtol=1e-4, atol=1e-5)
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in index.model if list(layer.parameters())]
     w = torch.cat([torch.full((size,), value) for size, value in zip(sizes, (0.2, 1.8))])
-    torch.testing.assert_close(
-        scores.total([0.2, 1.8]).double(), oracle(index.model, w), rtol=1e-4, atol=1e-5
-    )
+    total = scores.total([0.2, 1.8]).double()
+    torch.testing.assert_close(total, oracle(index.model, w), rtol=1e-4, atol=1e-5)
     own = index.self_influence()
     whole = index.score(toy.data(22)).total()
     torch.testing.assert_close(own, whole.diagonal(), rtol=1e-4, atol=1e-5)
@@ -90,34 +89,27 @@ def test_a_subclass_is_not_its_parent(tmp_path):
 
 def test_what_is_not_imported_is_named_and_not_run(tmp_path, monkeypatch):
     built(tmp_path / "i")
-    kept = sys.modules.pop("sharp_methods")
-    try:
+    said = "`from sharp_methods import Sharp` before this, or name another method"
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "sharp_methods")
         index = Index.open(tmp_path / "i")
         assert "sharp_methods" not in sys.modules and "(not imported)" in repr(index)
         assert index.verify() and index.method.measure == "margin"
-        task = kept.Margins()
-        index = Index.open(tmp_path / "i", model=toy.net(), task=task)
-        with pytest.raises(
-            UndeError, match="`from sharp_methods import Sharp` before this, or name another method"
-        ):
+        index = Index.open(tmp_path / "i", model=toy.net(), task=Margins())
+        with pytest.raises(UndeError, match=said):
             index.score(QUERIES).total()
         with pytest.raises(UndeError, match="differentiates 'loss'"):
             index.score(QUERIES, method="tracin")
-    finally:
-        sys.modules["sharp_methods"] = kept
     other = Index.open(tmp_path / "i", model=toy.net(), task=Margins())
     torch.testing.assert_close(other.score(QUERIES).total().double(), oracle(toy.net()), rtol=1e-4, atol=1e-5)
 
 
-def test_an_index_of_an_unknown_method_is_scored_with_a_known_one(tmp_path):
+def test_an_index_of_an_unknown_method_is_scored_with_a_known_one(tmp_path, monkeypatch):
     index = toy.build(tmp_path / "i", method=Softer(projection="none"))
     want = index.score(QUERIES, method="tracin").total()
-    kept = sys.modules.pop("sharp_methods")
-    try:
-        again = Index.open(tmp_path / "i", model=toy.net(), task=unde.tasks.Classification())
-        assert torch.equal(again.score(QUERIES, method="tracin").total(), want)
-    finally:
-        sys.modules["sharp_methods"] = kept
+    monkeypatch.delitem(sys.modules, "sharp_methods")
+    again = Index.open(tmp_path / "i", model=toy.net(), task=unde.tasks.Classification())
+    assert torch.equal(again.score(QUERIES, method="tracin").total(), want)
 
 
 def test_a_class_that_measures_something_else_now(tmp_path, monkeypatch):
@@ -203,32 +195,25 @@ def test_what_cannot_be_sent_is_refused(monkeypatch):
 
     check_picklable(Sharp())
     monkeypatch.setattr(Sharp, "__module__", "__main__")
-    with pytest.raises(
-        UndeError, match=r"Sharp cannot be sent to other processes .Sharp is defined in the script"
-    ):
+    said = "Sharp cannot be sent to other processes .Sharp is defined in the script"
+    with pytest.raises(UndeError, match=said):
         check_picklable(Sharp())
     with pytest.raises(UndeError, match=r"Held cannot be sent to other processes .*pickle"):
         check_picklable(Held(tensor=lambda: 0))
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        None,
-        {},
-        {"class": "os", "measure": "loss", "extra_measures": [], "steps": 1},
-        {"class": "os:system", "measure": 3, "extra_measures": [], "steps": 1},
-        {"class": "os:system", "measure": "loss", "extra_measures": [1], "steps": 1},
-        {"class": "os:system", "measure": "loss", "extra_measures": [], "steps": 10**9},
-    ],
-)
+OWN = {"measure": "loss", "extra_measures": [], "steps": 1}
+WRONG = ({"class": "os"}, {"measure": 3}, {"extra_measures": [1]}, {"steps": 10**9})
+
+
+@pytest.mark.parametrize("own", [None, {}, *({"class": "os:system"} | OWN | wrong for wrong in WRONG)])
 def test_descriptions_that_no_method_wrote(own):
     with pytest.raises(UndeError, match=r"unknown method|not described as methods are"):
         methods.parse({"name": "x", "projection": "none", "custom": own})
 
 
 def test_a_description_makes_methods_only():
-    own = {"class": "subprocess:Popen", "measure": "loss", "extra_measures": [], "steps": 1}
+    own = OWN | {"class": "subprocess:Popen"}
     found = methods.parse({"name": "x", "projection": "none", "args": "ls", "custom": own})
     assert repr(found) == "subprocess:Popen (not imported)"
     with pytest.raises(UndeError, match="before this"):
@@ -257,26 +242,17 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     mine = importlib.import_module("my_methods")
     try:
         index, (x, y) = names["index"], names["ask"]
-        g = toy_features(index, names)
-        phi, asked = g
+        phi = toy.stored(index).rows(torch.arange(len(index)))[0].double()
+        asked = index.features(names["ask"]).features[0].double()
         mean = phi.square().mean(0)
         k = 1 / (mean + 0.5 * mean.mean())
         total = index.score((x, y)).total().double()
         torch.testing.assert_close(total, asked * k @ phi.T, rtol=1e-4, atol=1e-4 * float(total.abs().max()))
         gram = phi.T @ phi
-        inverse = torch.linalg.inv(
-            gram + 0.1 * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
-        )
+        unit = gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+        inverse = torch.linalg.inv(gram + 0.1 * unit)
         leverage = (phi @ inverse * phi).sum(1)
         relative = index.score((x, y), method=mine.Relative()).total().double()
         torch.testing.assert_close(relative, asked @ inverse @ phi.T / leverage.sqrt(), rtol=1e-3, atol=1e-4)
     finally:
         del sys.modules["my_methods"]
-
-
-def toy_features(index, names):
-    """Stored features, and those of the queries."""
-    stored = toy.stored(index)
-    return stored.rows(torch.arange(len(index)))[0].double(), index.features(names["ask"]).features[
-        0
-    ].double()

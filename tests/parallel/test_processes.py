@@ -153,11 +153,12 @@ def test_unknown_names(name):
     with pytest.raises(UndeError, match="unknown executor"):
         get_executor(name)
 
+    with pytest.raises(UndeError, match="workers is 0"):
+        get_executor("processes:0")
+
 
 def test_names():
     assert get_executor("serial") == Serial()
     assert get_executor("processes:3").count == 3
     own = Processes(2, timeout=9)
     assert get_executor(own) is own
-    with pytest.raises(UndeError, match="workers is 0"):
-        get_executor("processes:0")

@@ -87,12 +87,6 @@ class Unmade:
         raise UndeError("another model here: expected the same")
 
 
-def sleepy(folder: Path, number: int) -> None:
-    """With time for a kill."""
-    time.sleep(0.5)
-    write(folder, number)
-
-
 def die_late(folder: Path, number: int) -> None:
     """Job 1 kills its process the first time, when the other job is done."""
     marker = folder / "died"

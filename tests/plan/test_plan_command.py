@@ -84,17 +84,17 @@ def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
     assert "note" not in run(*given, needs)
 
 
+NOT_ONE = "expected one of three things to plan for"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            [],
-            "expected one of three things to plan for: MODULE:FUNCTION .* --hf-model with --data, or --hf-config",
-        ),
-        (["mine:setup", "--hf-config", "x"], "expected one of three things to plan for"),
-        (["mine:setup", "--hf-model", "x"], "expected one of three things to plan for"),
-        (["--hf-model", "x", "--hf-config", "x"], "expected one of three things to plan for"),
-        (["--data", "x", "--hf-config", "x"], "expected one of three things to plan for"),
+        ([], f"{NOT_ONE}: MODULE:FUNCTION .* --hf-model with --data, or --hf-config"),
+        (["mine:setup", "--hf-config", "x"], NOT_ONE),
+        (["mine:setup", "--hf-model", "x"], NOT_ONE),
+        (["--hf-model", "x", "--hf-config", "x"], NOT_ONE),
+        (["--data", "x", "--hf-config", "x"], NOT_ONE),
         (["mine:setup", "--seq-len", 4], "mine:setup and --seq-len: give MODULE:FUNCTION, or --hf-model"),
         (["--hf-model", "x"], "--hf-model x needs --data FILE"),
         (["--data", "x"], "--data x needs --hf-model DIR"),

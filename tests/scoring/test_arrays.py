@@ -41,9 +41,8 @@ def test_totals_tops_and_weights_are_those_of_the_scores(tmp_path, memory):
         for w in (None, W, Weights(torch.tensor(W), scores.groups)):
             torch.testing.assert_close(found.total(w), scores.total(w), rtol=2e-5, atol=2e-6)
             assert torch.equal(found.top(9, w).indices, scores.top(9, w).indices), kind
-            assert torch.equal(
-                found.top(3, w, largest=False).indices, scores.top(3, w, largest=False).indices
-            )
+            lowest = (s.top(3, w, largest=False).indices for s in (found, scores))
+            assert torch.equal(*lowest)
         torch.testing.assert_close(found.by_group(), scores.by_group())
         learned = learn_weights(found, k=3, weight_decay=0.1)
         torch.testing.assert_close(learned.values, learn_weights(scores, k=3, weight_decay=0.1).values)
@@ -106,9 +105,8 @@ def test_names_come_back():
     assert list(top.table().rows())[2]["query_id"] == "q1"
     assert "other, 2 queries × 4 examples × 3 groups" in repr(found)
     coarse = found.regroup({"ends": ["w", "u"], "middle": ["v"]})
-    torch.testing.assert_close(
-        coarse.by_group(), torch.stack([values[..., 0] + values[..., 2], values[..., 1]], 2)
-    )
+    want = torch.stack([values[..., 0] + values[..., 2], values[..., 1]], 2)
+    torch.testing.assert_close(coarse.by_group(), want)
     assert coarse.top(2).query_ids == queries
     with pytest.raises(UndeError, match="unknown group 'x'"):
         found.regroup({"x": ["x"]})

@@ -91,11 +91,8 @@ def test_what_is_made_together():
     runs = [(0, slice(0, 4)), (1, slice(4, 8)), (2, slice(8, 10)), (0, slice(10, 14)), (1, slice(14, 18))]
     found = [(b.groups.start, b.groups.stop, b.columns.start, b.columns.stop, b.add) for b in batches(runs)]
     assert found == [(0, 2, 0, 8, False), (2, 3, 8, 10, False), (0, 2, 10, 18, True)]
-    gap = [
-        (0, slice(0, 4)),
-        (1, slice(5, 9)),
-        (3, slice(9, 13)),
-    ]  # columns between them, a group between them
+    # columns between them, a group between them
+    gap = [(0, slice(0, 4)), (1, slice(5, 9)), (3, slice(9, 13))]
     assert len(batches(gap)) == 3
     assert [b.add for b in batches(gap, {1})] == [False, True, False]
 

@@ -55,9 +55,8 @@ def test_pieces_of_a_query_are_one_query(method):
         assert top.indices[q].tolist() == np.argsort(-want[q], kind="stable").tolist()
         np.testing.assert_allclose(top.values[q], np.sort(want[q])[::-1], rtol=1e-5, atol=1e-6)
     both = scores.top(6, by=NAMES, queries=asked)
-    np.testing.assert_allclose(
-        both.values, -np.sort(-summed(scores.total(), asked, NAMES), 1), rtol=1e-5, atol=1e-6
-    )
+    want = -np.sort(-summed(scores.total(), asked, NAMES), 1)
+    np.testing.assert_allclose(both.values, want, rtol=1e-5, atol=1e-6)
 
 
 def test_names_without_pieces_change_no_bit():
@@ -77,9 +76,8 @@ def test_skipped_examples_add_nothing():
     top = scores.top(4, by=NAMES)
     assert not {"d", "f"} & {name for row in top.ids for name in row}  # nothing of them is left
     np.testing.assert_allclose(top.values, -np.sort(-want[:, [0, 1, 2, 4]], 1), rtol=1e-5, atol=1e-6)
-    with pytest.raises(
-        UndeError, match=r"top\(5\) of 4 documents \(2 more were skipped\): expected 1 ≤ k ≤ 4"
-    ):
+    said = r"top\(5\) of 4 documents \(2 more were skipped\): expected 1 ≤ k ≤ 4"
+    with pytest.raises(UndeError, match=said):
         scores.top(5, by=NAMES)
 
 
@@ -100,9 +98,8 @@ def test_two_documents_of_one_name_stay_two():
     top = scores.top(3, by=documents(["x:1", "x:2", "x:1", "y:1"]))
     total = scores.total().double()
     want = torch.stack([total[:, 0] + total[:, 1], total[:, 2], total[:, 3]], 1)
-    torch.testing.assert_close(
-        top.values.double(), want.sort(1, descending=True).values, rtol=1e-6, atol=1e-6
-    )
+    want = want.sort(1, descending=True).values
+    torch.testing.assert_close(top.values.double(), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,7 @@ def test_rows_of_another_index(tmp_path, name, dtype):
     larger = toy.build(tmp_path / "l", N, method=KERNELS[name], store_dtype=dtype)
     for memory in ("50MB", "60kB"):  # blocks are kept, or not
         other = toy.reopen(larger, memory=memory)
-        scores = small.score(
-            QUERIES, method=KERNELS[name].__class__(cosine=True) if name == "cosine" else None
-        )
+        scores = small.score(QUERIES, method=TracIn(cosine=True) if name == "cosine" else None)
         found, want = scores.rescore(scores.top(K), index=other), other.score(QUERIES)
         close(found.total(W), picked(want.total(W), found))
         close(found.by_group(), picked(want.by_group(), found))
@@ -197,9 +195,8 @@ def test_of_equal_scores_the_earlier_example_is_first(tmp_path):
         model.bias.fill_(1.0)
     (x, y), (queries, labels) = ((x.mul(3).round(), y.float()) for x, y in (toy.data(6), QUERIES))
     twice = (torch.cat([x, x]), torch.cat([y, y]))
-    index = toy.build(
-        tmp_path / "i", train_data=twice, model=model, task=Regression(), method=TracIn(projection="sjlt(3)")
-    )
+    options = {"model": model, "task": Regression(), "method": TracIn(projection="sjlt(3)")}
+    index = toy.build(tmp_path / "i", train_data=twice, **options)
     found = index.score((queries, labels)).rescore(torch.arange(11, -1, -1).repeat(7, 1)).top(12)
     for row, values in zip(found.indices.tolist(), found.values):
         assert all(row.index(i) < row.index(i + 6) for i in range(6))
@@ -233,9 +230,8 @@ def test_weights_are_learned_and_their_queries_remembered(small):
 
 def test_kernels_need_an_index(tmp_path):
     index = toy.build(tmp_path / "i", N, method=TRAK(projection=SMALL))
-    with pytest.raises(
-        UndeError, match=r"TRAK has a kernel, which is fitted to .* pass it, scores.rescore\(top, index="
-    ):
+    said = r"TRAK has a kernel, which is fitted to .* pass it, scores.rescore\(top, index="
+    with pytest.raises(UndeError, match=said):
         index.score(QUERIES).rescore(K)
     close(index.score(QUERIES, "tracin").rescore(N).total(), by_layer().sum(2))
 
@@ -261,14 +257,12 @@ def test_what_cannot_be(small, top, options, said):
 
 
 def test_another_model_or_data_is_refused(small, tmp_path):
-    for name, options in {
-        "data": {"train_data": toy.data(N, seed=9)},
-        "model": {"model": toy.net(5)},
-    }.items():
+    for name, options in (
+        ("training data", {"train_data": toy.data(N, seed=9)}),
+        ("model", {"model": toy.net(5)}),
+    ):
         other = toy.build(tmp_path / name, N, **options)
-        with pytest.raises(
-            UndeError, match=f"What differs: the {'training data' if name == 'data' else name}"
-        ):
+        with pytest.raises(UndeError, match=f"What differs: the {name}"):
             small.score(QUERIES).rescore(K, index=other)
 
 

@@ -17,6 +17,12 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(params=["memory", "s3"])
+def remote(request):
+    """A place in each kind of store."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def memory():
     """A place that is gone after the test."""

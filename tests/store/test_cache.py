@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
+import toy
 from unde import UndeError
 from unde.store.cache import Cache
 from unde.store.remote import Remote
@@ -66,9 +67,10 @@ def test_a_damaged_copy_is_replaced(memory, fetches, damage, verify):
     shard = put(memory)
     read_shard(shard, "me")
     [copy] = copies()
-    content = bytearray(copy.read_bytes())
-    content[-7] ^= 8
-    copy.write_bytes(content if damage == "flipped" else content[:-100])
+    if damage == "flipped":
+        toy.flip(copy, -7, 3)
+    else:
+        copy.write_bytes(copy.read_bytes()[:-100])
     assert torch.equal(read_shard(shard, "me", verify)["features"], SHARD["features"])
     assert fetches == ["a.safetensors"] * 2
     assert len(copies()) == 1
@@ -77,12 +79,9 @@ def test_a_damaged_copy_is_replaced(memory, fetches, damage, verify):
 def test_a_damaged_object_is_found_without_being_asked(memory):
     """A fetched shard is checked once, and not kept if it is damaged."""
     shard = put(memory)
-    content = bytearray(shard.read_bytes())
-    content[-7] ^= 8
-    shard.write_bytes(bytes(content))
-    with pytest.raises(
-        ShardError, match=rf"shard {shard} is damaged: its content does not match its checksum"
-    ):
+    toy.flip(shard, -7, 3)
+    said = rf"shard {shard} is damaged: its content does not match its checksum"
+    with pytest.raises(ShardError, match=said):
         read_shard(shard, "me", verify=False)
     assert copies() == []
 
@@ -152,7 +151,6 @@ def test_a_cache_that_cannot_be_written(memory, tmp_path, monkeypatch):
     shard = put(memory)
     monkeypatch.setenv("UNDE_CACHE", str(tmp_path / "file"))
     write_shard(memory / "b.safetensors", "me", SHARD)  # needs no copy
-    with pytest.raises(
-        UndeError, match=rf"cannot keep a copy of {shard} in .*: make room there, or set UNDE_CACHE"
-    ):
+    said = rf"cannot keep a copy of {shard} in .*: make room there, or set UNDE_CACHE"
+    with pytest.raises(UndeError, match=said):
         read_shard(shard, "me")

@@ -4,7 +4,6 @@ import os
 import shutil
 
 import fsspec
-import numpy as np
 import pytest
 import torch
 from commands import invoke as run
@@ -14,7 +13,7 @@ import toy
 from unde import Index, UndeError, Weights
 from unde.cli.app import Interrupted
 from unde.evaluate import Bank
-from unde.methods import EKFAC, TRAK
+from unde.methods import TRAK
 from unde.store import layout
 from unde.store.remote import Remote
 from unde.tasks import Classification
@@ -25,16 +24,8 @@ QUERIES = toy.data(3, seed=3)
 @pytest.fixture
 def index(tmp_path):
     """With all that may be in a folder."""
-    made = toy.build(tmp_path / "i", method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
-    made.add_fisher("true", progress=False)
-    made.features(QUERIES, made.folder / layout.QUERIES / "some.safetensors")
-    made.score(QUERIES)
+    made = toy.everything(tmp_path / "i")
     made.score(QUERIES, TRAK(projection="pca(2)"))
-    (made.folder / layout.SOURCE).write_text("{}")
-    (made.folder / layout.RUN).write_text("seed = 0\n")
-    chance = np.random.default_rng(0)
-    bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
-    made.calibrate(queries=toy.data(12, seed=4), bank=bank, baselines=False)
     return made
 
 
@@ -110,9 +101,7 @@ def test_a_pull_goes_on_and_mends(tmp_path, memory, index, monkeypatch):
     run("pull", memory / "i", tmp_path / "j")
     shards = sorted((tmp_path / "j" / "shards").iterdir())
     shards[0].unlink()
-    damaged = bytearray(shards[1].read_bytes())
-    damaged[-5] ^= 1
-    shards[1].write_bytes(damaged)
+    toy.flip(shards[1], -5)
     (tmp_path / "j" / "shards" / "c00-000000.safetensors.12ab.partial").write_bytes(b"half")
     assert f"{len(want) - 2} of them were there already" in run("pull", memory / "i", tmp_path / "j")
     assert {n: d for n, d in everything(tmp_path / "j").items() if not n.endswith(".partial")} == want
@@ -124,9 +113,7 @@ def test_what_is_damaged_is_not_copied(tmp_path, memory, index, way):
         run("push", index.folder, memory / "i")
     source, target = (index.folder, memory / "j") if way == "push" else (memory / "i", tmp_path / "j")
     shard = source / "shards" / "c00-000001.safetensors"
-    found = bytearray(shard.read_bytes())
-    found[-5] ^= 1
-    shard.write_bytes(bytes(found))
+    toy.flip(shard, -5)
     with pytest.raises(
         UndeError, match=rf"{shard} is damaged: .*Run the same Index\.build again to repair it"
     ):

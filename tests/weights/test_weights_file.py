@@ -18,17 +18,11 @@ def example() -> Weights:
 def test_mean_is_one_and_ratios_stay():
     weights = Weights(torch.tensor([2.0, 6.0, 0.0]), ["a", "b", "c"])
     torch.testing.assert_close(weights.values, torch.tensor([0.75, 2.25, 0.0]))
-
-
-def test_values_of_mean_one_are_taken_as_they_are():
+    assert Weights.uniform([f"g{i}" for i in range(77)]).values.tolist() == [1.0] * 77
     for seed in range(200):  # to divide by a mean of 1 ± rounding would change a few of these
         values = torch.rand(2 + seed % 9, generator=torch.Generator().manual_seed(seed)) ** 4
         once = Weights(values, [f"g{i}" for i in range(len(values))])
         assert torch.equal(Weights(once.values, once.groups).values, once.values)
-
-
-def test_uniform_is_exactly_one():
-    assert Weights.uniform([f"g{i}" for i in range(77)]).values.tolist() == [1.0] * 77
 
 
 def test_file_reads_back_exactly(tmp_path):
@@ -150,22 +144,15 @@ def test_bad_values_are_refused(values, groups, message):
         Weights(values, groups)
 
 
-def test_alignment_is_by_name():
+def test_alignment_is_by_name_and_lists_what_does_not_match():
     weights = Weights(torch.tensor([0.5, 1.0, 1.5]), ["a", "b", "c"])
     assert weights.aligned_to(["c", "a", "b"]).tolist() == [1.5, 0.5, 1.0]
-
-
-def test_alignment_lists_what_does_not_match():
-    weights = Weights(torch.ones(3), ["a", "b", "c"])
     with pytest.raises(UndeError, match="no weight for 'x', 'y'; weights for unknown groups 'b', 'c'"):
         weights.aligned_to(["x", "a", "y"])
     with pytest.raises(UndeError, match="unknown groups 'c'\\. Expected the same 2 names"):
         weights.aligned_to(["a", "b"])
-
-
-def test_long_lists_of_names_are_cut():
-    with pytest.raises(UndeError, match="'n7' and 12 more"):
-        Weights(torch.ones(1), ["a"]).aligned_to(["a"] + [f"n{i}" for i in range(20)])
+    with pytest.raises(UndeError, match="'n7' and 12 more"):  # long lists are cut
+        weights.aligned_to(["a", "b", "c"] + [f"n{i}" for i in range(20)])
 
 
 def test_table_shows_the_largest_first():

@@ -142,16 +142,11 @@ class Counted:
         return self.share(strength)
 
 
-def test_too_hard_from_the_start():
-    share = Counted(lambda s: 0.2)
-    assert search_strength(share, 0.05, 2.0, target=0.25).strength == 0.05
-    assert share.asked == [0.05]
-
-
-def test_too_easy_to_the_end():
-    share = Counted(lambda s: 0.9)
-    assert search_strength(share, 0.05, 2.0, target=0.25).strength == 2.0
-    assert share.asked == [0.05, 2.0]
+@pytest.mark.parametrize(("found", "strength", "asked"), [(0.2, 0.05, [0.05]), (0.9, 2.0, [0.05, 2.0])])
+def test_too_hard_from_the_start_and_too_easy_to_the_end(found, strength, asked):
+    share = Counted(lambda s: found)
+    assert search_strength(share, 0.05, 2.0, target=0.25).strength == strength
+    assert share.asked == asked
 
 
 def test_nothing_to_search_between():
@@ -252,12 +247,8 @@ def test_what_harms_another_kind_is_refused():
     # A kind that does not care neither helps nor hinders: one sure gain is enough.
     values, originals = planted_values(SIGNAL, NOISE, seed=4)
     neutral = copies_of(values.sum(2, keepdim=True).expand(-1, -1, 6), originals)
-    assert (
-        best_accepted(
-            judge_weights(learn_candidates({"noise": learn}), [trial(hard), trial(neutral, kind="shift")])
-        )
-        is not None
-    )
+    both = [trial(hard), trial(neutral, kind="shift")]
+    assert best_accepted(judge_weights(learn_candidates({"noise": learn}), both)) is not None
 
 
 def gains(gain, t, weak_t=0.0, kind="noise"):
@@ -315,9 +306,8 @@ def test_gains_are_paired():
 def test_gains_of_nothing():
     nothing = copies_of(torch.zeros(3, 5, 2))
     assert gain_of(torch.tensor([0.5, 1.5]), nothing) == (0.0, 0.0)
-    alike = copies_of(
-        torch.tensor([[1.0, 0.0], [0.0, 1.0]]).expand(3, 2, 2), torch.zeros(3, dtype=torch.long)
-    )
+    directions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).expand(3, 2, 2)
+    alike = copies_of(directions, torch.zeros(3, dtype=torch.long))
     gain, t = gain_of(torch.tensor([1.5, 0.5]), alike)  # the same for every copy: beyond doubt
     assert gain == pytest.approx(1.5 / math.hypot(1.5, 0.5) * math.sqrt(2) - 1) and t == math.inf
     assert gain_of(torch.tensor([0.5, 1.5]), alike)[1] == -math.inf
@@ -353,17 +343,13 @@ def test_learned_weights_are_the_best_there_are():
         assert float(copies.objective(other).mean()) <= reached + 1e-6
 
 
-def test_a_cosine_has_one_candidate():
-    """Both decays lead to the same one."""
-    values, originals = planted_values(SIGNAL, NOISE, queries=10, examples=30)
-    made = learn_candidates({"noise": Copies(CosineScores(values), originals, torch.arange(30))})
-    assert [what for what, _ in made] == [{"learned from": "noise", "weight_decay": 1.0}]
-
-
-def test_a_cosine_learns():
-    """The solver of the paper, whose decay is raised: it bounds the logarithm of the weights."""
+def test_a_cosine_learns_one_candidate():
+    """By the solver of the paper, whose decay is raised: it bounds the logarithm of the weights. Both decays lead to
+    the same weights."""
     values, originals = planted_values(SIGNAL, NOISE, queries=30, examples=60, seed=1)
     copies = Copies(CosineScores(values), originals, torch.arange(60))
+    made = learn_candidates({"noise": copies})
+    assert [what for what, _ in made] == [{"learned from": "noise", "weight_decay": 1.0}]
     w = copies.learn(0.1)[0]
     assert w[:2].min() > w[2:].max()
     assert copies.objective(w).mean() > copies.objective().mean()
@@ -382,17 +368,11 @@ class Ridge(Task):
 def test_das_with_its_sign(tmp_path):
     """C_j r / (1 − h), summed and squared the score of DAS, by explicit matrices."""
     g = torch.Generator().manual_seed(0)
-    x, y, queries = (
-        torch.randn(20, 5, generator=g),
-        torch.randn(20, generator=g),
-        torch.randn(6, 5, generator=g),
-    )
+    x, y, queries = (torch.randn(*shape, generator=g) for shape in ((20, 5), (20,), (6, 5)))
     torch.manual_seed(0)
     model = nn.Linear(5, 1)
-    index = Index.build(
-        model, Ridge(), (x, y), tmp_path / "i", method=DAS(damping=0.7, relative=False, projection="none"),
-        groups=Groups.by_tensor(model), progress=False,
-    )  # fmt: skip
+    options = {"method": DAS(damping=0.7, relative=False, projection="none"), "progress": False}
+    index = Index.build(model, Ridge(), (x, y), tmp_path / "i", groups=Groups.by_tensor(model), **options)
     das = index.score((queries, torch.zeros(6)))
     signed = index.score((queries, torch.zeros(6)), das.method.signed)
     assert signed.method.linear and not das.method.linear and signed.groups == ["weight", "bias"]
