@@ -133,6 +133,30 @@ class RawParameters(nn.Module):
         return self.head(x[:, 0] + x.mean(1)) * self.temperature
 
 
+class Tokens(nn.Module):
+    """An output for each token, from its embedding alone."""
+
+    def __init__(self, vocabulary=7, width=4, out=7):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, out)
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.head(self.embedding(input_ids))
+
+
+class Denoiser(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.first, self.time = nn.Conv2d(2, width, 3, padding=1), nn.Linear(1, width)
+        self.last = nn.Conv2d(width, 2, 3, padding=1)
+
+    def forward(self, sample, timestep):
+        time = self.time(timestep.to(sample.dtype)[:, None] / 100)
+        return self.last(torch.tanh(self.first(sample) + time[:, :, None, None]))
+
+
 def mlp():
     return nn.Sequential(
         nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 9, bias=False), nn.GELU(), nn.Linear(9, 3)

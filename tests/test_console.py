@@ -130,23 +130,21 @@ def test_nothing_done_has_no_time_left(clock, log):
     assert log.getvalue().splitlines()[0] == "retraining: 0/10, 0.0 examples/h"
 
 
-def test_an_estimate_does_not_count_the_first_step(clock, log):
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((60.0, 2.0, 2.0, 2.0, 50.0), "about 3 min"),  # 2 s for 10, whatever came before and after
+        ((60, 60), "about 1 h 40 min"),
+    ],
+)
+def test_an_estimate_does_not_count_the_first_step_nor_wait_for_slow_ones(clock, log, steps, said):
     with console.progress("", 1000, estimate="things") as advance:
-        for seconds in (60.0, 2.0, 2.0, 2.0, 50.0):
+        for seconds in steps:
             clock.now += seconds
             advance(10)
-    lines = [line for line in log.getvalue().splitlines() if "about" in line]
-    assert lines == ["  about 3 min for 1,000 things"]  # 2 s for 10, whatever came before and after
-    assert log.getvalue().splitlines()[0].startswith(": 10/1,000, 10.0 things/min, ")
-
-
-def test_slow_steps_are_not_waited_for(clock, log):
-    with console.progress("", 1000, estimate="things") as advance:
-        for _ in range(2):
-            clock.now += 60
-            advance(10)
-    lines = [line for line in log.getvalue().splitlines() if "about" in line]
-    assert lines == ["  about 1 h 40 min for 1,000 things"]
+    lines = log.getvalue().splitlines()
+    assert [line for line in lines if "about" in line] == [f"  {said} for 1,000 things"]
+    assert lines[0].startswith(": 10/1,000, 10.0 things/min, ")
 
 
 @pytest.mark.parametrize(

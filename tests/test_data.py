@@ -89,13 +89,10 @@ def test_dicts(kind):
     assert torch.equal(batch["y"], Y[[4, 0]])
 
 
-def test_one_tensor_is_a_row_for_each_of_its_entries():
+def test_single_tensors_and_named_tuples():
     rows = Rows(X)
     assert len(rows) == 5
     assert torch.equal(rows.batch([1, 3]), X[[1, 3]])
-
-
-def test_named_tuples_are_examples_not_columns():
     Pair = namedtuple("Pair", "x y")
     rows = Rows([Pair(x, y) for x, y in zip(X, Y)])
     assert len(rows) == 5
@@ -108,9 +105,6 @@ def test_whose_collate():
     assert Rows(DataLoader(Pairs(), collate_fn=own), given_one).batch([0]) == ("given", 1)
     assert Rows(Rows((X, Y), own)).batch([0, 1, 2]) == ("own", 3)
     assert Rows(Rows((X, Y), own), given_one).batch([0]) == ("given", 1)
-
-
-def test_whose_collate_if_a_task_has_one():
     own, tasks = (lambda examples: "own"), (lambda examples: "task's")
     for brings in (DataLoader(Pairs(), collate_fn=own), Rows((X, Y), own)):
         assert (

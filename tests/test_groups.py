@@ -28,9 +28,6 @@ def test_trainable():
     assert trainable(model) == [n for n in NAMES if n != "embed.weight"]
     left = ["scale", "blocks.1.0.weight", "blocks.1.1.weight", "head.weight"]
     assert trainable(model, [r"^blocks\.0", r"bias$"]) == left
-
-
-def test_tied_parameters_are_one():
     model = Small()
     model.head.weight = model.embed.weight
     assert trainable(model) == NAMES[:-1]

@@ -213,9 +213,6 @@ def test_cosine_over_checkpoints(tmp_path):
     sides = zip(ETAS, [explicit(toy.net(c)) for c in (1, 2, 3)])
     q, n = (torch.cat(parts, 1) for parts in zip(*[(eta**0.5 * q, eta**0.5 * n) for eta, (q, n) in sides]))
     same(scores.total(), torch.nn.functional.cosine_similarity(q.unsqueeze(1), n, dim=2), 3e-6)
-
-
-def test_one_checkpoint_is_the_model_with_its_weights(tmp_path):
     one = scored(tmp_path, TracIn(), "a", checkpoints=[toy.net(4).state_dict()])
     assert torch.equal(one.total(), scored(tmp_path, TracIn(), "b", model=toy.net(4)).total())
 

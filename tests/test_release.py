@@ -102,13 +102,10 @@ def test_metadata_is_true(dist):
         assert any(r.marker and r.marker.evaluate({"extra": extra}) for r in required), extra
 
 
-def test_one_version_everywhere():
+def test_one_version_everywhere_and_sections_that_readers_know():
     citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1]
     [newest, *_] = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert {citation, newest} == {unde.__version__}
-
-
-def test_changelog_has_sections_that_readers_know():
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = re.findall(r"^## (\d+\.\d+\.\d+\S*) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", text, re.M)
     assert len(versions) == len(re.findall(r"^## ", text, re.M)), (

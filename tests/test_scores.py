@@ -84,11 +84,16 @@ def test_uniform_weights_are_no_weights_to_the_bit(method):
         assert torch.equal(scores.top(5, uniform).values, scores.top(5).values)
 
 
-def test_weights_are_matched_by_name_and_may_be_zero():
+def test_weights_are_matched_by_name_may_be_zero_and_read_nothing_more():
     scores = scores_of()
     weights = Weights(torch.tensor([0.4, 0.1, 2.5]), ["c", "a", "b"])
     assert torch.equal(scores.total(weights), scores.total(W))
     close(scores.total([0, 1, 0]), by_layer(scores)[..., 1])
+    scores.train.count = 0
+    scores.total()
+    unweighted, scores.train.count = scores.train.count, 0
+    scores.total(W)
+    assert scores.train.count == unweighted == 4
 
 
 @pytest.mark.parametrize(
@@ -108,14 +113,6 @@ def test_weights_that_do_not_fit(weights, said):
     for use in (scores.total, lambda w: scores.top(2, w)):
         with pytest.raises(UndeError, match=said):
             use(weights)
-
-
-def test_a_weighted_total_reads_what_an_unweighted_one_does():
-    scores = scores_of()
-    scores.total()
-    unweighted, scores.train.count = scores.train.count, 0
-    scores.total(W)
-    assert scores.train.count == unweighted == 4
 
 
 @pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])

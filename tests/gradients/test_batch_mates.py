@@ -117,15 +117,11 @@ def test_gradients_that_depend_on_a_batch_where_values_do_not():
     assert not coverage.modules
 
 
-def test_losses_of_single_examples_pass_on_alike_and_equal_examples():
+def test_losses_of_single_examples_pass():
     x, y = clusters(30, 3)
     for data in ((x, y), (x[:1].repeat(30, 1), y[:1].repeat(30)), (x[:2], y[:2]), (x[:1], y[:1])):
         _, coverage = plan(encoder(), Classification(), Rows(data))
         assert len(coverage.modules) == 2
-
-
-def test_an_example_that_cannot_be_run_is_left_to_the_build():
-    """Example 5 is no mate of those that decide: its label is named when it is measured."""
     x, y = clusters(20, 3)
     y[5] = 99
     plan(encoder(), Classification(), Rows((x, y)))

@@ -85,10 +85,6 @@ def test_another_model_or_optimizer_is_refused(tmp_path):
     assert not (tmp_path / "i").exists()
     with pytest.raises(UndeError, match="EKFAC needs the two sides"):
         toy.build(tmp_path / "i", model=model, second_moments=trained(model), method=EKFAC())
-
-
-def test_an_index_without_them_is_another_index(tmp_path):
-    model = toy.net()
     opt = trained(model)
     toy.build(tmp_path / "i", model=model, second_moments=opt)
     with pytest.raises(UndeError, match="second moments"):

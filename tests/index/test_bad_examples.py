@@ -92,8 +92,11 @@ def test_errors_that_no_example_is_to_blame_for_stay_what_they_are(tmp_path):
                 raise RuntimeError("only in company")
             return super().loss(model, batch)
 
+    model = toy.net().train()
     with pytest.raises(RuntimeError, match="only in company"):
-        toy.build(tmp_path / "i", task=Tired())
+        toy.build(tmp_path / "i", model=model, task=Tired())
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
 
 
 def test_names_and_texts_of_any_characters(tmp_path):

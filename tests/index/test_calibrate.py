@@ -86,9 +86,6 @@ def test_settings_of_an_index(index, tmp_path):
     trak = next(c for c in curves if c[0].family == "TRAK")
     assert [s.method.damping for s in trak] == list(DAMPINGS)
     assert min(DAMPINGS) == 0.001 and max(DAMPINGS) == 100
-
-
-def test_das_is_judged_at_several_dampings():
     stored = type("Stored", (), {"method": DAS("none"), "manifest": type("M", (), {"terms": 1})})
     (curve,) = list_settings(stored)
     assert {type(s.method) for s in curve} == {DAS} and len(curve) > 3
@@ -113,7 +110,7 @@ def test_calibrated_scores_are_used_and_said(index, capsys):
     assert plain.method == index.method and plain.default_weights is None
 
 
-def test_a_calibration_reads_back_as_it_was(index, tmp_path):
+def test_a_calibration_reads_back_and_its_weights_are_used(index, tmp_path):
     made = index.calibrate(training(), QUERIES, halves=5, baselines=False)
     again = Calibration.load(index.folder / layout.CALIBRATION)
     assert str(again) == str(made) and again.method == made.method and again.index == index.manifest.id
@@ -121,23 +118,6 @@ def test_a_calibration_reads_back_as_it_was(index, tmp_path):
     made.save(tmp_path / "c.json")
     assert (tmp_path / "c.json").read_bytes() == (index.folder / layout.CALIBRATION).read_bytes()
     assert index.verify()
-
-
-@pytest.mark.parametrize(
-    "change", [lambda c: c | {"ceiling": 0.99}, lambda c: c | {"version": 99}, lambda c: []]
-)
-def test_a_damaged_calibration_is_refused(index, change):
-    index.calibrate(training(), QUERIES, halves=4, baselines=False)
-    path = index.folder / layout.CALIBRATION
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    assert not index.verify()
-    opened = Index.open(index.folder, model=index.model, task=Classification())
-    with pytest.raises(UndeError, match="calibrate again"):
-        opened.score(toy.data(3, seed=9))
-
-
-def test_weights_of_a_calibration_are_used_unless_others_are_named(index):
-    made = index.calibrate(training(), QUERIES, halves=4, baselines=False)
     values = torch.linspace(0.5, 1.5, len(index.groups))
     weights = unde.Weights(values, list(index.groups.names), ["00"])
     index._calibration = replace(made, weights=weights)
@@ -151,6 +131,19 @@ def test_weights_of_a_calibration_are_used_unless_others_are_named(index):
     both = unde.evaluate.compare(scores, weights, *bank, bootstrap=0)
     assert both.unweighted.mean == unde.evaluate.lds(plain, *bank).mean
     assert scores.regroup({"all": list(index.groups.names)}).default_weights is None
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c | {"ceiling": 0.99}, lambda c: c | {"version": 99}, lambda c: []]
+)
+def test_a_damaged_calibration_is_refused(index, change):
+    index.calibrate(training(), QUERIES, halves=4, baselines=False)
+    path = index.folder / layout.CALIBRATION
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    assert not index.verify()
+    opened = Index.open(index.folder, model=index.model, task=Classification())
+    with pytest.raises(UndeError, match="calibrate again"):
+        opened.score(toy.data(3, seed=9))
 
 
 def test_an_index_that_changed_is_not_used_as_calibrated(index, capsys):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import models
 import toy
 import unde
 from unde import Index
@@ -52,7 +53,7 @@ def train(model, loss, steps):
             p.data.sub_(g, alpha=1.0)
 
 
-def test_zero_gradients_are_said(tmp_path):
+def test_zero_gradients_of_examples_and_of_all_pieces_of_a_query_are_said(tmp_path):
     index = hinge_index(tmp_path / "i")
     zero = (index.manifest.examples,)
     x, y = toy.data(3, seed=1)
@@ -68,10 +69,6 @@ def test_zero_gradients_are_said(tmp_path):
     assert second.startswith("1 of 3 queries has a gradient of zero (query 1): all its scores are 0.")
     assert "neither proponents nor opponents" in second
     assert index.diagnose() == [first]
-
-
-def test_pieces_of_a_query_are_zero_together(tmp_path):
-    index = hinge_index(tmp_path / "i")
     x, y = toy.data(4, seed=1)
     x[:, 0], y[:] = torch.tensor([50.0, 50.0, 50.0, 0.01]), 1
     found = index.diagnose(index.score((x, y)), queries=documents(["a:1", "a:2", "b:1", "b:2"]))[1]
@@ -112,17 +109,9 @@ def test_without_a_model_nothing_is_said_of_it(tmp_path):
 
 
 def test_language_models(tmp_path):
-    class Tokens(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
-
-        def forward(self, input_ids, **_):
-            return self.head(self.embedding(input_ids))
-
     torch.manual_seed(0)
     ids = torch.arange(5).repeat(12, 1) % 7 + torch.randint(2, (12, 1))
-    data, model = [{"input_ids": row, "labels": row} for row in ids], Tokens()
+    data, model = [{"input_ids": row, "labels": row} for row in ids], models.Tokens(width=8)
     for reduction in ("mean", "sum"):
         task = unde.tasks.CausalLM(reduction=reduction)
         said = toy.build(tmp_path / reduction, model=model, task=task, train_data=data).diagnose()

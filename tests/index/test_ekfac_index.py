@@ -65,15 +65,6 @@ def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_p
         rich.score(queries, EKFAC(fisher="sampled")).total()
 
 
-def test_a_resumed_build_writes_the_same_bytes(tmp_path):
-    whole = toy.build(tmp_path / "whole", method="ekfac")
-    cut = toy.build(tmp_path / "cut", method="ekfac")
-    toy.shard_files(cut)[1].unlink()
-    toy.build(tmp_path / "cut", method="ekfac")
-    assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
-    close(toy.factors(Index.open(whole.folder))["0.weight"][0], toy.factors(whole)["0.weight"][0])
-
-
 def test_bad_examples_leave_the_covariances_alone(tmp_path):
     x, y = toy.data(22)
     keep = [i for i in range(22) if i != 5]
@@ -88,7 +79,7 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
     close(a / a.norm(), b / b.norm(), 1e-4)  # the mean is over 22 in one and 21 in the other
 
 
-def test_padding_is_not_counted(tmp_path):
+def test_padding_is_not_counted_and_an_input_covariance_by_hand(tmp_path):
     """Batches of ragged lengths give the covariances of the sequences alone."""
     model, train = gpt2(), sentences(9)
     options = {"method": EKFAC(projection="kron(3)"), "progress": False}
@@ -100,11 +91,6 @@ def test_padding_is_not_counted(tmp_path):
     toy.same_factors(made[9], made[1], rtol=1e-4, atol=1e-6)
     queries = sentences(3, seed=1)
     assert_close(made[9].score(queries).total(), made[1].score(queries).total(), rtol=1e-3, atol=1e-4)
-
-
-def test_an_input_covariance_by_hand(tmp_path):
-    """Of the inputs of c_fc, one sequence at a time, projected with the index's own matrices."""
-    model, train = gpt2(), sentences(9)
     options = {"method": EKFAC(projection="kron(3)"), "batch_size": 4, "progress": False}
     index = Index.build(model, CausalLM(), train, tmp_path / "i", **options)
     kept = []

@@ -36,7 +36,7 @@ def test_opened_scores_are_the_built_ones(tmp_path, method, store_dtype):
         assert a.groups == b.groups == ["0", "2"]
 
 
-def test_another_model(tmp_path):
+def test_another_model_other_groups_and_all_differences_at_once(tmp_path):
     index = toy.build(tmp_path / "i")
     wider = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     refused(r"the model \(parameter '0.weight' has shape \[6, 5\] there, \[7, 5\] in", index, model=wider)
@@ -47,6 +47,12 @@ def test_another_model(tmp_path):
     with torch.no_grad():
         near[2].bias[1] += 1e-6
     refused("the model's weights", index, model=near)
+    toy.reopen(index, groups=Groups.by_layer(toy.net()))
+    refused(r"the groups \(2 there, 4 asked for", index, groups=Groups.by_tensor(toy.net()))
+    mixed = Groups.by_pattern(toy.net(), {"0": "weight", "2": "bias"})
+    refused(r"the groups \('0' is not the same\)", index, groups=mixed)
+    given = {"model": toy.net(1), "groups": Groups.by_tensor(toy.net()), "train_data": toy.data(9)}
+    refused(r"the model's weights .*; the groups .*; the length of the training data \(22", index, **given)
 
 
 def test_buffers_are_part_of_the_model(tmp_path):
@@ -68,16 +74,6 @@ def test_another_task(tmp_path):
     refused(r"the task \(Classification there, Margin given\)", index, task=Margin())
     scaled = toy.build(tmp_path / "j", task=Margin(2.0))
     refused(r"setting scale \(2.0 there, 1.0 given\)", scaled, task=Margin())
-
-
-def test_other_groups_and_all_differences_at_once(tmp_path):
-    index = toy.build(tmp_path / "i")
-    toy.reopen(index, groups=Groups.by_layer(toy.net()))
-    refused(r"the groups \(2 there, 4 asked for", index, groups=Groups.by_tensor(toy.net()))
-    mixed = Groups.by_pattern(toy.net(), {"0": "weight", "2": "bias"})
-    refused(r"the groups \('0' is not the same\)", index, groups=mixed)
-    given = {"model": toy.net(1), "groups": Groups.by_tensor(toy.net()), "train_data": toy.data(9)}
-    refused(r"the model's weights .*; the groups .*; the length of the training data \(22", index, **given)
 
 
 @pytest.mark.parametrize(

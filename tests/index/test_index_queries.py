@@ -25,13 +25,17 @@ def watched(tmp_path, runs):
     return toy.build(tmp_path / "i", task=toy.Watched(lambda batch: runs.append(len(batch[0]))))
 
 
-def test_features_are_gradients(tmp_path):
+def test_features_are_gradients_whatever_the_batch(tmp_path):
     index, queries = toy.build(tmp_path / "i"), toy.data(9, seed=3)
     made = index.features(queries)
     want = toy.gradients(toy.net(), Classification(), queries)
     torch.testing.assert_close(made.features[0], want, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(made.loss[0], Classification().loss(toy.net(), queries).detach())
     assert len(made) == 9
+    x, y = queries
+    together = index.features((x, y)).features
+    alone = torch.cat([index.features((x[i : i + 1], y[i : i + 1])).features for i in range(9)], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
 
 
 def test_they_stand_for_the_queries(watched, runs):
@@ -89,13 +93,6 @@ def test_features_for_another_index_are_refused(tmp_path, other):
         stranger.score(made)
     with pytest.raises(UndeError, match=r"does not hold query features of this index .*foreign"):
         stranger.features(queries, path=path)
-
-
-def test_features_do_not_depend_on_the_batch(tmp_path):
-    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=3)
-    together = index.features((x, y)).features
-    alone = torch.cat([index.features((x[i : i + 1], y[i : i + 1])).features for i in range(9)], 1)
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
 
 
 def test_a_loader_brings_its_own_collate(tmp_path):
@@ -187,12 +184,6 @@ def test_sets_and_contrasts_of_queries(tmp_path):
         a - b
     with pytest.raises(UndeError, match="two indexes"):
         a - replace(b, index="another")
-
-
-def test_roles_hold_for_sets(tmp_path):
-    """Weights know each query of a set, and training examples are found in one."""
-    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=5)
-    a, b = index.features((x[:5], y[:5])), index.features((x[5:], y[5:]))
     weights = unde.learn_weights(index.score(b.mean() - a), k=3, weight_decay=0.1)
     assert sorted(weights.query_digests)[0] in a.digests + b.digests
     with pytest.raises(UndeError, match="learned on 1 of these 1 queries"):

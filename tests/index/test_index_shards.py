@@ -73,29 +73,23 @@ def test_a_flipped_bit(index, at, capsys):
     assert f"{path.name} is" in capsys.readouterr().err  # build says which it computes again
 
 
-def test_missing_shards_are_named(index):
+def test_missing_swapped_and_damaged_shards_are_named(index):
     whole, paths = toy.content(index.folder), toy.shard_files(index)
     paths[0].unlink()
     paths[2].unlink()
     said = ("not finished", "2 of 3 shards are missing", paths[0].name, paths[2].name)
     assert refuse_then_repair(index, *said) == whole
-
-
-def test_all_damaged_shards_are_named(index):
+    a, b, _ = paths
+    kept = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(kept)
+    assert refuse_then_repair(index, a.name, b.name, "is foreign") == whole
     whole, paths = toy.shard_files(index)[0], toy.shard_files(index)[1:]
     for path in paths:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ShardError) as e:
         toy.reopen(index)
     assert all(path.name in str(e.value) for path in paths) and whole.name not in str(e.value)
-
-
-def test_swapped_shards_are_foreign(index):
-    whole, (a, b, _) = toy.content(index.folder), toy.shard_files(index)
-    kept = a.read_bytes()
-    a.write_bytes(b.read_bytes())
-    b.write_bytes(kept)
-    assert refuse_then_repair(index, a.name, b.name, "is foreign") == whole
 
 
 @pytest.mark.parametrize(

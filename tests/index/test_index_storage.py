@@ -222,13 +222,10 @@ def test_a_file_may_leave_out_tied_weights(tmp_path):
         toy.build(tmp_path / "k", model=model, checkpoints=[state])
 
 
-def test_checkpoints_that_are_the_same_are_noted(tmp_path, capsys):
+def test_checkpoints_that_are_the_same_or_damaged(tmp_path, capsys):
     live = toy.net().state_dict()
     toy.build(tmp_path / "i", checkpoints=[live, live])
     assert "checkpoints 0 and 1 hold the same weights" in capsys.readouterr().err
-
-
-def test_a_damaged_checkpoint_file(tmp_path):
     save_file(toy.net().state_dict(), tmp_path / "c.safetensors")
     (tmp_path / "c.safetensors").write_bytes((tmp_path / "c.safetensors").read_bytes()[:-4])
     with pytest.raises(UndeError, match=r"c\.safetensors is damaged"):

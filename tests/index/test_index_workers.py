@@ -131,11 +131,13 @@ def test_array_workers_at_any_time_and_a_last_call(tmp_path):
     assert toy.content(tmp_path / "i") == toy.content(whole.folder)
 
 
-def test_the_last_of_all_array_workers_can_be_asked(tmp_path):
+def test_the_last_of_all_array_workers_can_be_asked_and_no_array_asks(tmp_path):
     for number in range(3):
         part = toy.build(tmp_path / "i", executor=f"array:{number}/3")
     want = toy.build(tmp_path / "j").score(toy.data(2, seed=1)).total()
     assert torch.equal(part.score(toy.data(2, seed=1)).total(), want)
+    with pytest.raises(UndeError, match="does a share of a build"):
+        Index.open(tmp_path / "i", executor="array:0/2")
 
 
 def test_a_worker_does_not_touch_what_another_is_writing(tmp_path):
@@ -145,12 +147,6 @@ def test_a_worker_does_not_touch_what_another_is_writing(tmp_path):
     assert list((tmp_path / "i" / "shards").glob("*.partial"))
     toy.build(tmp_path / "i")
     assert not list((tmp_path / "i" / "shards").glob("*.partial"))
-
-
-def test_an_array_asks_no_index(tmp_path):
-    toy.build(tmp_path / "i")
-    with pytest.raises(UndeError, match="does a share of a build"):
-        Index.open(tmp_path / "i", executor="array:0/2")
 
 
 def test_threads_of_each_job_are_settled(tmp_path):

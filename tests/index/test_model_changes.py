@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import models
 import toy
 import unde
 from unde import Index, UndeError
@@ -125,7 +126,7 @@ def test_stored_query_features_need_no_model(tmp_path):
 
 
 def test_tokens_rescoring_and_removal(tmp_path):
-    model = Tokens()
+    model = models.Tokens()
     rows = torch.randint(7, (12, 5), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": row} for row in rows]
     options = {"model": model, "task": unde.tasks.CausalLM(), "train_data": data}
@@ -138,17 +139,6 @@ def test_tokens_rescoring_and_removal(tmp_path):
     for ask in (lambda: tokens(0, data[3]), lambda: scores.rescore(3), lambda: index.remove(indices=[1])):
         with pytest.raises(UndeError, match=REFUSED):
             ask()
-
-
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
-
-    def forward(self, input_ids, **_):
-        return self.head(self.embedding(input_ids))
 
 
 def test_a_question_that_was_answered_before_is_refused_after_a_change(tmp_path):

@@ -160,6 +160,8 @@ def test_weights_can_be_used_and_kept(index, tmp_path):
     scores = index.score(toy.data(3, seed=9))
     assert scores.total(again).shape == (3, 640)
     assert "%" in summary(again) or "uniform" in summary(again)
+    weights = sane(index.learn_weights(method=TRAK(projection="none"), examples=FEW), index)
+    assert weights.provenance["method"] == "trak"
 
 
 def test_a_seed_decides(index):
@@ -254,16 +256,6 @@ def test_a_language_model(tmp_path, counted):
     assert sum(counted) <= 800
 
 
-class Denoiser(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.time = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(1, 4)
-        self.last = nn.Conv2d(4, 2, 3, padding=1)
-
-    def forward(self, sample, timestep):
-        return self.last(torch.tanh(self.first(sample) + self.time(timestep[:, None] / 100)[..., None, None]))
-
-
 @pytest.fixture(scope="module")
 def diffusion(tmp_path_factory):
     from diffusers import DDPMScheduler
@@ -271,7 +263,7 @@ def diffusion(tmp_path_factory):
     def build(method):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = Denoiser().eval()
+            model = models.Denoiser().eval()
         task = Diffusion(DDPMScheduler(num_train_timesteps=100, clip_sample=False), timesteps=2)
         images = torch.rand(235, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
         folder = tmp_path_factory.mktemp("diffusion") / "i"
@@ -315,11 +307,6 @@ def test_several_checkpoints(tmp_path, method, perturb):
     before = {k: v.clone() for k, v in index.model.state_dict().items()}
     sane(index.learn_weights(examples=FEW, perturb=perturb), index)
     assert all(torch.equal(v, before[k]) for k, v in index.model.state_dict().items())
-
-
-def test_another_method_on_the_same_index(index):
-    weights = sane(index.learn_weights(method=TRAK(projection="none"), examples=FEW), index)
-    assert weights.provenance["method"] == "trak"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from unde.index.shard_writer import ShardWriter, compute_shard, list_missing
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store import layout
-from unde.tasks import Classification
 
 HERE = Path(__file__).parent
 METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
@@ -121,23 +120,3 @@ def test_a_recipe_that_makes_something_else_is_refused(tmp_path, recipe, make, s
     context = begun(tmp_path / "i", recipe, make())
     with pytest.raises(UndeError, match=said):
         pickle.loads(pickle.dumps(context))
-
-
-def test_the_model_is_as_it_was_after_an_error(tmp_path):
-    class Failing(Classification):
-        calls = 0
-
-        def identity(self):
-            return {"name": "Failing"}
-
-        def loss(self, model, batch):
-            if len(batch[0]) == 4:
-                raise RuntimeError("out of luck")
-            return super().loss(model, batch)
-
-    model = toy.net().train()
-    with pytest.raises(RuntimeError, match="out of luck"):
-        toy.build(tmp_path / "i", model=model, task=Failing())
-    assert model.training
-    assert not any(m._forward_hooks for m in model.modules())
-    assert all(p.requires_grad for p in model.parameters())

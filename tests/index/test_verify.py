@@ -149,7 +149,7 @@ def test_the_exit_code_and_the_advice_on_the_command_line(copy):
     assert not told["sound"] and [p["name"] for p in told["problems"]] == ["shards/c00-000001.safetensors"]
 
 
-def test_banks(tmp_path):
+def test_banks_and_weights(tmp_path):
     bank_jobs.run(tmp_path / "b.npz")
     result = invoke("verify", tmp_path / "b.npz")
     assert result.exit_code == 0 and "bank, whole" in result.stdout
@@ -160,6 +160,12 @@ def test_banks(tmp_path):
     (tmp_path / "b.npz").unlink()
     # neither a bank nor one begun
     assert isinstance(invoke("verify", tmp_path / "b.npz").exception, UndeError)
+    Weights(torch.tensor([0.5, 1.5]), ["a", "b"]).save(tmp_path / "w.json")
+    assert invoke("verify", tmp_path / "w.json").exit_code == 0
+    text = (tmp_path / "w.json").read_text()
+    (tmp_path / "w.json").write_text(text.replace("1.5", "1.25"))
+    result = invoke("verify", tmp_path / "w.json")
+    assert result.exit_code == 1 and "learn and save them again" in result.stdout
 
 
 def test_a_bank_that_is_not_finished(tmp_path):
@@ -176,15 +182,6 @@ def test_a_bank_that_is_not_finished(tmp_path):
     toy.flip(tmp_path / "b.npz.parts" / "model-00001.safetensors", -2)
     result = invoke("verify", tmp_path / "b.npz")
     assert result.exit_code == 1 and "trains this model again" in " ".join(result.stdout.split())
-
-
-def test_weights(tmp_path):
-    Weights(torch.tensor([0.5, 1.5]), ["a", "b"]).save(tmp_path / "w.json")
-    assert invoke("verify", tmp_path / "w.json").exit_code == 0
-    text = (tmp_path / "w.json").read_text()
-    (tmp_path / "w.json").write_text(text.replace("1.5", "1.25"))
-    result = invoke("verify", tmp_path / "w.json")
-    assert result.exit_code == 1 and "learn and save them again" in result.stdout
 
 
 def test_opening_does_not_need_a_look_at_everything(copy):

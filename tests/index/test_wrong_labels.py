@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import models
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.index.labels import (
@@ -124,14 +125,15 @@ def test_margins_of_a_fitted_model_differ(trained):
     assert found.loss[3] == 0 and found.margin[3] == -1  # no label, no doubt
 
 
-def test_answers_are_the_models(index, trained):
+def test_answers_are_the_models_and_the_baseline_is_one_line(index, trained):
     model, x, given, _ = trained
     found = wrong_labels(index)
     assert torch.equal(found.labels, given) and torch.equal(found.predicted, model(x).argmax(1))
     assert found.classes == 3 and list(found.ids[:2]) == ["row-0", "row-1"]
-
-
-def test_wrong_labels_come_first(index, trained):
+    one_line = (1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]).argsort(descending=True).tolist()
+    found = wrong_labels(index, by=BASELINE)
+    assert found.order.tolist() == one_line and wrong_labels(index).ranking == DEFAULT
+    assert [found.rank()[i] for i in one_line] == list(range(1, N + 1))
     true = trained[3]
     for by in RANKINGS:
         found = wrong_labels(index, by=by)
@@ -175,14 +177,6 @@ def test_the_file_lists_everybody(index, tmp_path):
         assert [float(row[name]) for row in rows] == other.scores[rankings["opposition"].order].tolist()
 
 
-def test_the_baseline_is_one_line(index, trained):
-    model, x, given, _ = trained
-    one_line = (1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]).argsort(descending=True).tolist()
-    found = wrong_labels(index, by=BASELINE)
-    assert found.order.tolist() == one_line and wrong_labels(index).ranking == DEFAULT
-    assert [found.rank()[i] for i in one_line] == list(range(1, N + 1))
-
-
 def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):
     model, x, given, true = trained
     x = x.clone()
@@ -202,20 +196,8 @@ class Squared(Task):
         return model(batch[0]).square().sum(1)
 
 
-class Tagger(torch.nn.Module):
-    """A class for each token."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 3)
-
-    def forward(self, input_ids, attention_mask=None):
-        return self.head(self.embed(input_ids))
-
-
 def test_of_tokens_the_least_likely_one_is_told(tmp_path):
-    model, g = Tagger(), torch.Generator().manual_seed(0)
+    model, g = models.Tokens(9, 6, 3), torch.Generator().manual_seed(0)
     ids, labels = torch.randint(9, (10, 5), generator=g), torch.randint(3, (10, 5), generator=g)
     labels[:, 0] = -100  # as special tokens have
     task = TokenClassification()

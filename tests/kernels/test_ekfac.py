@@ -127,15 +127,11 @@ def test_fitted_on_other_features():
     torch.testing.assert_close(applied(EKFACKernel(0.1), phi, parts, fit=other), want, rtol=1e-9, atol=1e-12)
 
 
-def test_float32_features_stay_float32():
+def test_float32_features_and_parameters_without_gradient():
     phi, factors = tokens(12, 5, 3, 4)
     got = applied(EKFACKernel(0.1), phi.float(), [ParameterColumns("w", slice(0, 12), factors)])
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), explicit(phi, factors, 0.1), rtol=1e-4, atol=1e-5)
-
-
-def test_a_parameter_without_gradient_stays_zero():
-    phi, factors = tokens(12, 5, 3, 4)
     phi = torch.cat([phi, torch.zeros(12, 5, dtype=F64)], 1)
     got = applied(
         EKFACKernel(0.1),
@@ -146,14 +142,11 @@ def test_a_parameter_without_gradient_stays_zero():
     assert got.isfinite().all()
 
 
-def test_rank_deficiency_is_named():
+def test_rank_deficiency_and_nan_are_named():
     phi = draw(3, 6)
     with pytest.raises(UndeError, match=r"'layer.bias' is rank-deficient: 3 of its 6 .*Raise the damping"):
         applied(EKFACKernel(0.0), phi, [ParameterColumns("layer.bias", slice(0, 6))])
     applied(EKFACKernel(1e-6), phi, [ParameterColumns("layer.bias", slice(0, 6))])
-
-
-def test_nan_is_named():
     phi, (left, right) = tokens(12, 5, 3, 4)
     bad = right.clone()
     bad[1, 2] = torch.nan

@@ -107,13 +107,9 @@ def test_relative_damping_is_a_multiple_of_the_mean_diagonal(n, d, form):
     torch.testing.assert_close(applied(Gram(0.3, form=form), phi), explicit(phi, lam), rtol=1e-9, atol=1e-12)
 
 
-def test_relative_damping_knows_no_units():
+def test_relative_damping_knows_no_units_and_none_is_the_pseudo_inverse():
     phi = features(30, 8)
     torch.testing.assert_close(applied(Gram(0.1), 1000 * phi), applied(Gram(0.1), phi) / 1000)
-
-
-def test_no_damping_is_the_pseudo_inverse():
-    phi = features(30, 8)
     for form in ("primal", "auto"):
         got = applied(Gram(0.0, form=form), phi)
         torch.testing.assert_close(got, torch.linalg.pinv(phi).T, rtol=1e-8, atol=1e-10)
@@ -190,13 +186,9 @@ def test_small_damping_beside_a_large_common_direction():
         assert error < 1e-3
 
 
-def test_which_form_is_smaller():
+def test_form_and_precision_are_known_beforehand():
     assert isinstance(Gram(0.1).bind(source(features(30, 8)).sizes), Primal)
     assert isinstance(Gram(0.1).bind(source(features(8, 30)).sizes), Dual)
-
-
-def test_precision_is_known_beforehand():
-    """float32 products where relative damping bounds the condition, else float64."""
 
     def key(n, d, **options):
         return Gram(**{"damping": 0.1, **options}).bind(source(torch.empty(n, d)).sizes).key
@@ -240,6 +232,11 @@ def test_features_that_are_not_finite(bad, form):
 def test_features_of_zeros():
     with pytest.raises(UndeError, match="all features of the index are zero"):
         applied(Gram(0.1), torch.zeros(20, 6))
+    phi = features(20, 6)
+    phi[:, 3] = 0
+    with pytest.raises(UndeError, match="singular"):
+        applied(Gram(0.0), phi)
+    assert torch.equal(applied(Gram(0.1), phi)[:, 3], torch.zeros(20, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -267,11 +264,3 @@ def test_the_memory_that_is_used():
             held += event.nbytes()
             most = max(most, held)
     assert 8 * d * d < most < 2.6 * 8 * d * d + 4 * phi.numel()
-
-
-def test_a_column_of_zeros_without_damping_is_singular():
-    phi = features(20, 6)
-    phi[:, 3] = 0
-    with pytest.raises(UndeError, match="singular"):
-        applied(Gram(0.0), phi)
-    assert torch.equal(applied(Gram(0.1), phi)[:, 3], torch.zeros(20, dtype=torch.float64))

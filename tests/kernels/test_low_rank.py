@@ -135,16 +135,13 @@ def test_float32_features_under_little_damping():
     assert lam < 1e-5
 
 
-def test_what_cannot_be_inverted():
+def test_what_is_refused():
     with pytest.raises(UndeError, match="all features of the index are zero"):
         matrix(Gram(0.1, form="svd(4)"), torch.zeros(20, 8))
     with pytest.raises(UndeError, match=r"without damping .* raise the damping, or use form='primal'"):
         matrix(Gram(0.0, form="svd(4)"), features(20, 8))
     with pytest.raises(UndeError, match=r"form 'svd\(0\)': expected at least one"):
         Gram(0.1, form="svd(0)").bind(source(features(20, 8)).sizes)
-
-
-def test_the_memory_budget():
     bound = Gram(0.1, form="svd(256)").bind(source(torch.ones(2, 100_000)).sizes)
     bound.check(2**30)
     with pytest.raises(UndeError, match=r"kernel of 2 singular vectors \(100,000 × 18\) needs .*budget"):

@@ -77,7 +77,7 @@ def test_it_is_the_same_after_opening(tmp_path):
     assert again.verify()
 
 
-def test_a_subclass_is_not_its_parent(tmp_path):
+def test_a_subclass_is_not_its_parent_and_if_unknown_others_score(tmp_path, monkeypatch):
     index = toy.build(tmp_path / "i", method=Softer(projection="none"))
     assert Index.open(tmp_path / "i").method == Softer(projection="none", fisher="empirical")
     trak = toy.build(tmp_path / "j", method=TRAK(projection="none", damping=3.0))
@@ -85,6 +85,10 @@ def test_a_subclass_is_not_its_parent(tmp_path):
     assert torch.equal(index.score(QUERIES).total(), want)
     assert torch.equal(trak.score(QUERIES, method=Softer()).total(), want)
     assert not torch.equal(trak.score(QUERIES, method="tracin").total(), want)
+    want = index.score(QUERIES, method="tracin").total()
+    monkeypatch.delitem(sys.modules, "sharp_methods")
+    again = Index.open(tmp_path / "i", model=toy.net(), task=unde.tasks.Classification())
+    assert torch.equal(again.score(QUERIES, method="tracin").total(), want)
 
 
 def test_what_is_not_imported_is_named_and_not_run(tmp_path, monkeypatch):
@@ -102,18 +106,6 @@ def test_what_is_not_imported_is_named_and_not_run(tmp_path, monkeypatch):
             index.score(QUERIES, method="tracin")
     other = Index.open(tmp_path / "i", model=toy.net(), task=Margins())
     torch.testing.assert_close(other.score(QUERIES).total().double(), oracle(toy.net()), rtol=1e-4, atol=1e-5)
-
-
-def test_an_index_of_an_unknown_method_is_scored_with_a_known_one(tmp_path, monkeypatch):
-    index = toy.build(tmp_path / "i", method=Softer(projection="none"))
-    want = index.score(QUERIES, method="tracin").total()
-    monkeypatch.delitem(sys.modules, "sharp_methods")
-    again = Index.open(tmp_path / "i", model=toy.net(), task=unde.tasks.Classification())
-    assert torch.equal(again.score(QUERIES, method="tracin").total(), want)
-
-
-def test_a_class_that_measures_something_else_now(tmp_path, monkeypatch):
-    built(tmp_path / "i")
     monkeypatch.setattr(Sharp, "measure", "loss")
     with pytest.raises(UndeError, match=r"sharp_methods:Sharp is not what it was .* 'margin'.* now .*'loss'"):
         Index.open(tmp_path / "i")
@@ -212,21 +204,18 @@ def test_descriptions_that_no_method_wrote(own):
         methods.parse({"name": "x", "projection": "none", "custom": own})
 
 
-def test_a_description_makes_methods_only():
-    own = OWN | {"class": "subprocess:Popen"}
-    found = methods.parse({"name": "x", "projection": "none", "args": "ls", "custom": own})
-    assert repr(found) == "subprocess:Popen (not imported)"
-    with pytest.raises(UndeError, match="before this"):
-        _ = found.kernel
-
-
-def test_by_name_as_on_the_command_line():
+def test_names_and_descriptions_make_methods_only():
     assert methods.parse("sharp_methods:Sharp") == Sharp()
     with pytest.raises(UndeError, match=r"sharp_methods:make is a function: expected an unde.methods.Method"):
         methods.parse("sharp_methods:make")
     with pytest.raises(UndeError, match="no module 'nowhere'"):
         methods.parse("nowhere:Sharp")
     assert Softer().kernel == Gram(3.0)
+    own = OWN | {"class": "subprocess:Popen"}
+    found = methods.parse({"name": "x", "projection": "none", "args": "ls", "custom": own})
+    assert repr(found) == "subprocess:Popen (not imported)"
+    with pytest.raises(UndeError, match="before this"):
+        _ = found.kernel
 
 
 def test_the_page_runs_as_printed(tmp_path, monkeypatch):

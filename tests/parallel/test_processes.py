@@ -112,19 +112,16 @@ def test_bad_input_ends_the_run(tmp_path):
     with pytest.raises(UndeError, match="bad input: expected better"):
         list(Processes(1).run(worker_jobs.refuse, tmp_path, JOBS))
     assert done(tmp_path) == [0]
+    with pytest.raises(UndeError, match="another model here: expected the same"):
+        list(Processes(1).run(worker_jobs.write, worker_jobs.Unmade(), JOBS))
+    with pytest.raises(UndeError, match=r"cannot be sent .*top level of a module"):
+        list(Processes(1).run(lambda folder, number: None, tmp_path, JOBS))
 
 
 def test_a_job_that_hangs_is_noticed(tmp_path):
     begun = time.monotonic()
     assert sorted(Processes(2, timeout=3).run(worker_jobs.hang_first_time, tmp_path, JOBS)) == JOBS
     assert time.monotonic() - begun < 60
-
-
-def test_a_context_that_cannot_be_made(tmp_path):
-    with pytest.raises(UndeError, match="another model here: expected the same"):
-        list(Processes(1).run(worker_jobs.write, worker_jobs.Unmade(), JOBS))
-    with pytest.raises(UndeError, match=r"cannot be sent .*top level of a module"):
-        list(Processes(1).run(lambda folder, number: None, tmp_path, JOBS))
 
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):

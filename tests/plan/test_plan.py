@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import models
 import toy
 from unde import Index, UndeError, methods
 from unde.gradients.meter import Meter
@@ -53,22 +54,11 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, n_positions=48, **tokens))
 
 
-class Denoiser(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.time = nn.Conv2d(2, 12, 3, padding=1), nn.Linear(1, 12)
-        self.last = nn.Conv2d(12, 2, 3, padding=1)
-
-    def forward(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        time = self.time(timestep.to(sample.dtype)[:, None] / 100)
-        return self.last(torch.tanh(self.first(sample) + time[:, :, None, None]))
-
-
 def diffusion() -> Case:
     from diffusers import DDPMScheduler
 
     task = Diffusion(DDPMScheduler(num_train_timesteps=100), timesteps=6)
-    return Case("diffusion", Denoiser, lambda n: torch.rand(n, 2, 6, 6) * 2 - 1, task)
+    return Case("diffusion", lambda: models.Denoiser(12), lambda n: torch.rand(n, 2, 6, 6) * 2 - 1, task)
 
 
 MLP = Case("mlp", mlp, lambda n: (torch.randn(n, 30), torch.randint(5, (n,))), Classification())
@@ -105,11 +95,17 @@ def size(folder, *parents: str) -> int:
     return sum(f.stat().st_size for f in files)
 
 
+def compared(case: Case, folder, method=EKFAC, **options):
+    """An index and its plan, which agree about passes and bytes."""
+    index, made = built(case, folder, method, **options), planned(case, method, **options)
+    assert made.timing.pass_size == index.manifest.resolved.pass_size
+    assert made.bytes_on_disk == size(folder, "shards", "kernels")
+    return index, made
+
+
 @pytest.mark.parametrize("case", [MLP, CONV, GPT2], ids=str)
 def test_an_index_of_every_model(case, tmp_path):
-    index, made = built(case, tmp_path), planned(case)
-    assert made.timing.pass_size == index.manifest.resolved.pass_size
-    assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
+    index, made = compared(case, tmp_path)
     assert made.disk["moments of the kernel"] == size(tmp_path, "kernels")
     factors = toy.stored(index).shard(0, 0)["factors"]
     assert made.disk["covariances"] == 4 * len(factors) * len(index.manifest.shards)
@@ -142,34 +138,21 @@ OTHERS = (
 )
 def test_an_index_for_every_method(method, store_dtype, tmp_path):
     with toy.cut(16, 2):
-        index = built(MLP, tmp_path, method, store_dtype=store_dtype)
-        made = planned(MLP, method, store_dtype=store_dtype)
-    assert len(index.manifest.shards) == 4
-    assert made.timing.pass_size == index.manifest.resolved.pass_size == 16
-    assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
+        index, made = compared(MLP, tmp_path, method, store_dtype=store_dtype)
+    assert len(index.manifest.shards) == 4 and made.timing.pass_size == 16
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        methods.DTRAK(projection="kron(4)"),
-        methods.DAS(projection="kron(4)"),
-        methods.JourneyTRAK(projection="kron(4)", training="per-step", inference_steps=5),
-    ],
-    ids=str,
-)
+STEPS = methods.JourneyTRAK(projection="kron(4)", training="per-step", inference_steps=5)
+
+
+@pytest.mark.parametrize("method", [methods.DTRAK("kron(4)"), methods.DAS("kron(4)"), STEPS], ids=str)
 def test_an_index_of_a_denoiser(method, tmp_path):
-    case = diffusion()
     with toy.cut(16, 2):
-        index = built(case, tmp_path, method, memory="40MB")
-        made = planned(case, method, memory="40MB")
-    assert made.timing.pass_size == index.manifest.resolved.pass_size
-    assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
+        compared(diffusion(), tmp_path, method, memory="40MB")
 
 
 def test_several_steps_and_checkpoints_are_counted():
-    steps = methods.JourneyTRAK(projection="kron(4)", training="per-step", inference_steps=5)
-    one, five = (planned(diffusion(), method) for method in (methods.TRAK(projection="kron(4)"), steps))
+    one, five = (planned(diffusion(), method) for method in (methods.TRAK(projection="kron(4)"), STEPS))
     assert five.disk["features"] == 5 * one.disk["features"]
     assert five.disk["K g(n)"] == 5 * one.disk["K g(n)"]
     assert five.disk["moments of the kernel"] == one.disk["moments of the kernel"]  # that of the mean
@@ -178,14 +161,12 @@ def test_several_steps_and_checkpoints_are_counted():
     assert three.disk["moments of the kernel"] == 3 * one.disk["moments of the kernel"]
     assert replace(one, checkpoints=3).minutes == pytest.approx(3 * one.minutes)
     with pytest.raises(UndeError, match="it takes one checkpoint"):
-        planned(diffusion(), steps, checkpoints=2)
+        planned(diffusion(), STEPS, checkpoints=2)
 
 
 @pytest.mark.parametrize("memory", ["3MB", "300kB"])
 def test_passes_keep_to_the_budget(memory, tmp_path):
-    index = built(CONV, tmp_path, memory=memory, method="tracin")
-    made = planned(CONV, "tracin", memory=memory)
-    assert made.timing.pass_size == index.manifest.resolved.pass_size
+    _, made = compared(CONV, tmp_path, "tracin", memory=memory)
     assert made.timing.pass_size < planned(CONV, "tracin").timing.pass_size
 
 
@@ -193,9 +174,8 @@ def test_minutes_grow_with_examples_and_shrink_with_workers():
     timing = planned(MLP, "tracin").timing
     assert timing.seconds > 0 and timing.preparation > 0
     with toy.cut(10, 1):
-        many = replace(
-            planned(MLP, "tracin", n_examples=1000), timing=replace(timing, seconds=6.0, preparation=60)
-        )
+        many = planned(MLP, "tracin", n_examples=1000)
+    many = replace(many, timing=replace(timing, seconds=6.0, preparation=60))
     assert many.shards == 100
     assert many.minutes == pytest.approx(1 + 100)
     assert [many.minutes_with(n) for n in (3, 100, 500)] == pytest.approx([1 + 34, 1 + 1, 1 + 1])

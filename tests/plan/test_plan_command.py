@@ -63,7 +63,7 @@ def setup():
     return Setup(model, Classification(), (torch.randn(50, 6), torch.randint(3, (50,))))
 
 
-def test_a_setup(monkeypatch):
+def test_a_setup_and_a_kernel_beyond_the_budget(monkeypatch):
     monkeypatch.setattr(Recipe, "make", lambda recipe: setup())
     made = json.loads(run("mine:setup", "--projection", "none", "--workers", 3, "--format", "json"))
     assert (made["examples"], made["method"]["name"], made["workers"]) == (50, "trak", 3)
@@ -74,10 +74,6 @@ def test_a_setup(monkeypatch):
     assert re.search(r"^peak memory of a process +[\d.]+ [MG]B$", table, re.MULTILINE)
     assert re.search(r"^parameter tensors +4 by layer rules$", table, re.MULTILINE)
     assert "note:" not in table
-
-
-def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
-    monkeypatch.setattr(Recipe, "make", lambda recipe: setup())
     given = ["mine:setup", "--method", "trak", "--projection", "none", "--memory"]
     needs = 16 * 50**2  # dual: as many examples squared
     assert "note: the kernel would stop with an error: the N × N kernel" in run(*given, needs - 1)

@@ -220,12 +220,19 @@ def test_some_queries_other_groups_and_candidates_from_elsewhere(small):
     close(coarse.total(), want.sum(2))
 
 
-def test_weights_are_learned_and_their_queries_remembered(small):
+def test_weights_remember_their_queries_and_documents_have_no_sums(small):
     found = small.score(QUERIES).rescore(K)
     weights = learn_weights(found, k=3, weight_decay=1.0)
     assert weights.groups == found.groups
     with pytest.raises(UndeError, match="learned on 7 of these 7 queries"):
         found.top(3, weights)
+    with pytest.raises(UndeError, match="cannot be ranked by some of their pieces"):
+        found.top(2, by=["a"] * N)
+    with pytest.raises(UndeError, match="candidates of their own"):
+        found.top(2, queries=["a"] * 7)
+    assert found.top(2, queries=list("abcdefg")).query_ids == list("abcdefg")
+    with pytest.raises(UndeError, match=rf"top\({K + 1}\) of {K} candidates"):
+        found.top(K + 1)
 
 
 def test_kernels_need_an_index(tmp_path):
@@ -272,17 +279,6 @@ def test_without_model_or_data(small):
         Index.open(small.folder).score(asked).rescore(K, queries=QUERIES)
     with pytest.raises(UndeError, match="opened without its train_data"):
         toy.reopen(small).score(QUERIES).rescore(K)
-
-
-def test_documents_and_pieces_of_queries_have_no_sums(small):
-    found = small.score(QUERIES).rescore(K)
-    with pytest.raises(UndeError, match="cannot be ranked by some of their pieces"):
-        found.top(2, by=["a"] * N)
-    with pytest.raises(UndeError, match="candidates of their own"):
-        found.top(2, queries=["a"] * 7)
-    assert found.top(2, queries=list("abcdefg")).query_ids == list("abcdefg")
-    with pytest.raises(UndeError, match=rf"top\({K + 1}\) of {K} candidates"):
-        found.top(K + 1)
 
 
 def test_the_exact_best_of_digits_are_among_few_candidates(tmp_path):

@@ -42,16 +42,11 @@ def copies():
     return sorted(Cache.for_user().folder.glob("*/*"))
 
 
-def test_a_shard_is_fetched_once(memory, fetches):
+def test_a_shard_is_fetched_once_and_the_store_not_asked_again(memory, fetches):
     shard = put(memory)
     for verify in (False, True, False):
         assert torch.equal(read_shard(shard, "me", verify)["features"], SHARD["features"])
     assert fetches == ["a.safetensors"]
-
-
-def test_the_store_is_not_asked_about_a_copy_that_was_checked(memory):
-    shard = put(memory)
-    read_shard(shard, "me")
     with mock.patch.object(Remote, "info", side_effect=AssertionError("asked")):
         assert torch.equal(read_shard(shard, "me", verify=False)["features"], SHARD["features"])
 
@@ -86,18 +81,12 @@ def test_a_damaged_object_is_found_without_being_asked(memory):
     assert copies() == []
 
 
-def test_an_object_that_was_replaced(memory):
+def test_an_object_or_an_index_that_was_replaced(memory):
     shard = put(memory)
     read_shard(shard, None)
     put(memory, tensors={"features": torch.zeros(1000)})
     assert not read_shard(shard, None, verify=False)["features"].any()
     assert not read_shard(shard, "me")["features"].any()
-
-
-def test_an_index_that_was_replaced_by_another(memory):
-    """The copy belongs to the index that was there; nobody is told that the new one is foreign."""
-    shard = put(memory)
-    read_shard(shard, "me")
     put(memory, tensors={"features": torch.zeros(1000)}, owner="you")
     assert not read_shard(shard, "you", verify=False)["features"].any()
     with pytest.raises(ShardError, match="is foreign"):

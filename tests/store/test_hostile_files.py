@@ -5,17 +5,18 @@ import io
 import json
 import os
 import shutil
-import signal
 import struct
 import time
 import tracemalloc
 import zipfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.faults import trial
 
 import toy
 from unde import Index, UndeError, Weights
@@ -26,19 +27,7 @@ from unde.store import layout
 from unde.store.manifest import _id
 from unde.tasks import Classification
 
-
-@contextmanager
-def in_time(seconds=10):
-    def give_up(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+in_time = partial(trial.in_time, 10)
 
 
 def build(folder: Path) -> Index:

@@ -244,7 +244,7 @@ def test_a_bank_that_another_run_has_finished_meanwhile(memory):
     assert bank.utility["queries"].shape == (3, 2)
 
 
-def test_places():
+def test_places_and_drivers_that_are_not_there(monkeypatch):
     assert place("memory://a//b/") == place("MEMORY://a/b") == Remote("memory://a/b")
     assert pickle.loads(pickle.dumps(Remote("s3://b/i"))) == Remote("s3://b/i")
     assert str(place("file:///tmp/x")) == "/tmp/x"
@@ -253,14 +253,8 @@ def test_places():
     for odd in ("s3://", "s3://b/../c", "zip://x::s3://b/y.zip"):
         with pytest.raises(UndeError, match="cannot read the URL"):
             place(odd)
-
-
-def test_a_url_that_was_made_a_path():
     with pytest.raises(UndeError, match=r"s3:/b/i was a URL.*give it as a str"):
         Index.open(Path("s3://b/i"))
-
-
-def test_drivers_that_are_not_there(monkeypatch):
     with pytest.raises(UndeError, match=r"no store is known by nowhere://"):
         Index.open("nowhere://b/i")
     registry = sys.modules["fsspec.registry"]

@@ -55,7 +55,7 @@ def judge(signal: float, reachable: float = 0.0) -> Judge:
     return Judge([Trial("noise", StrengthSearch(1.0, []), hard, hard)], reachable)
 
 
-def test_candidates_that_the_judge_confirms_are_taken():
+def test_candidates_that_the_judge_confirms_are_taken_and_no_others():
     weights = learn_weights(FakeScores(queries(favoured=0)), judge=judge(signal=6.0))
     assert weights.provenance["confirmed"]
     assert weights.values[0] > 1.2 > 1 > weights.values[1:].max()
@@ -64,6 +64,10 @@ def test_candidates_that_the_judge_confirms_are_taken():
     assert {c["weight_decay"] for c in judged} == {0.1, 1.0}
     best = max((c for c in judged if c["refused"] is None), key=lambda c: c["gains"][0]["gain"])
     assert (best["k"], best["weight_decay"]) == (weights.provenance["k"], weights.provenance["weight_decay"])
+    weights = learn_weights(FakeScores(queries(favoured=1)), judge=judge(signal=6.0))
+    assert torch.equal(weights.values, torch.ones(3))
+    assert weights.provenance["confirmed"] is False
+    assert all(c["refused"] for c in weights.provenance["candidates"])
 
 
 def test_weights_are_uniform_where_self_retrieval_gains_far_more():
@@ -76,20 +80,10 @@ def test_weights_are_uniform_where_self_retrieval_gains_far_more():
         assert torch.equal(weights.values, torch.ones(3)) is not confirmed
 
 
-def test_weights_are_uniform_if_the_judge_refuses_all():
-    weights = learn_weights(FakeScores(queries(favoured=1)), judge=judge(signal=6.0))
-    assert torch.equal(weights.values, torch.ones(3))
-    assert weights.provenance["confirmed"] is False
-    assert all(c["refused"] for c in weights.provenance["candidates"])
-
-
-def test_numbers_are_taken_as_they_are_and_nobody_is_asked():
+def test_numbers_are_taken_as_they_are_and_one_leaves_the_other_to_the_judge():
     weights = learn_weights(FakeScores(queries(favoured=1)), k=4, weight_decay=0.0, judge=Unasked())
     assert weights.values[1] > 1.5
     assert (weights.provenance["k"], weights.provenance["weight_decay"]) == (4, 0.0)
-
-
-def test_one_number_leaves_the_other_to_the_judge():
     weights = learn_weights(FakeScores(queries(favoured=0)), k=4, judge=judge(signal=6.0))
     assert {c["k"] for c in weights.provenance["candidates"]} == {4}
     assert {c["weight_decay"] for c in weights.provenance["candidates"]} == {0.1, 1.0}

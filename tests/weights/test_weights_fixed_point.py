@@ -121,15 +121,11 @@ def test_queries_that_score_below_zero_do_no_harm():
     assert fit.curve[-1] > fit.unweighted
 
 
-def test_strong_decay_gives_exactly_the_unweighted_method():
+def test_decay_pulls_to_uniform_step_by_step():
     problem = problem_of(random_scores())
     fit = fixed_point(problem, 1e9)
     assert fit.weights.float().tolist() == [1.0] * 5
     assert fit.curve[-1] == pytest.approx(fit.unweighted, rel=1e-9)
-
-
-def test_decay_pulls_to_uniform_step_by_step():
-    problem = problem_of(random_scores())
     spreads = [fixed_point(problem, decay).weights.std().item() for decay in (0.0, 0.1, 1.0, 10.0, 100.0)]
     assert spreads == sorted(spreads, reverse=True)
     assert spreads[0] > 0.5
@@ -144,7 +140,7 @@ def test_size_of_a_group_only_moves_its_weight():
     torch.testing.assert_close(resized / resized.mean(), plain / plain.mean(), rtol=1e-5, atol=1e-6)
 
 
-def test_dead_and_equal_groups():
+def test_dead_and_equal_groups_and_queries_without_contributions():
     values = random_scores(groups=5)
     plain = fixed_point(problem_of(values), 0.0).weights
     doubled = torch.cat([values / torch.tensor([1, 1, 1, 1, 2.0]), values[:, :, 4:] / 2], dim=2)
@@ -154,10 +150,6 @@ def test_dead_and_equal_groups():
     live = torch.cat([fit.weights[:4], fit.weights[4:6].mean(0, keepdim=True)])
     torch.testing.assert_close(live / live.mean(), plain / plain.mean(), rtol=1e-5, atol=1e-6)
     assert fit.weights[4] == pytest.approx(fit.weights[5].item(), rel=1e-4)
-
-
-def test_a_query_without_contributions_changes_nothing():
-    values = random_scores()
     more = torch.cat([values, torch.zeros(2, 60, 5)])
     expected = fixed_point(problem_of(values), 0.0).weights
     torch.testing.assert_close(fixed_point(problem_of(more), 0.0).weights, expected, rtol=1e-6, atol=1e-8)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 
-import unde
 from unde.errors import UndeError
 from unde.scoring.arrays import ArrayScores
 from unde.weights import learn_weights
@@ -97,11 +96,6 @@ def test_concepts_get_weights_of_their_own():
     learned = learn_weights(sources, loss="supervised", positives=positives)
     alone = learn_weights(sources["style"], loss="supervised", positives=[1] * 12)
     assert torch.equal(learned["style"].values, alone.values)
-
-
-def test_public_names():
-    assert unde.learn_weights is learn_weights
-    assert unde.Weights is type(unde.weights.Weights.uniform(["a"]))
 
 
 @pytest.mark.parametrize(

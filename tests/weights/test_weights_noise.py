@@ -21,15 +21,12 @@ def test_noise_has_the_deviation_asked_for_and_no_mean():
     assert torch.corrcoef(drawn[:, :, 0])[0, 1:].abs().max() < 0.06  # queries have noise of their own
 
 
-def test_noise_of_a_pair_does_not_depend_on_the_blocks():
+def test_noise_of_a_pair_depends_on_the_seed_and_not_on_the_blocks():
     noise = Noise(torch.ones(3), seed=5)
     whole = noise.add(torch.zeros(4, 3000, 3), slice(0, 4), slice(0, 3000))
     for start, stop in ((0, 1), (1000, 1100), (1023, 2049), (2999, 3000)):
         part = noise.add(torch.zeros(2, stop - start, 3), slice(1, 3), slice(start, stop))
         assert torch.equal(part, whole[1:3, start:stop])
-
-
-def test_other_seed_other_noise():
     first, second = (
         Noise(torch.ones(3), seed).add(torch.zeros(1, 50, 3), slice(0, 1), slice(0, 50)) for seed in (0, 1)
     )

@@ -149,10 +149,6 @@ def test_too_hard_from_the_start_and_too_easy_to_the_end(found, strength, asked)
     assert share.asked == asked
 
 
-def test_nothing_to_search_between():
-    assert search_strength(lambda s: 0.9, 0.3, 0.3) == StrengthSearch(0.3, [(0.3, 0.9)])
-
-
 @pytest.mark.parametrize("steps", [3, 4, 5, 9])
 @pytest.mark.parametrize("edge", [0.06, 0.2, 0.7, 1.9])
 def test_bisection(steps, edge):
@@ -176,6 +172,7 @@ def test_of_two_strengths_as_good_the_weaker():
     shares = {1.0: 0.9, 4.0: 0.1, 2.0: 0.3}
     result = search_strength(shares.__getitem__, 1.0, 4.0, target=0.2, steps=3)
     assert result.strength == 2.0
+    assert search_strength(lambda s: 0.9, 0.3, 0.3) == StrengthSearch(0.3, [(0.3, 0.9)])
 
 
 def planted_values(alphas, sigmas, queries=80, examples=120, seed=0):
@@ -226,7 +223,7 @@ def test_pure_noise_is_refused():
     assert accepted <= 4
 
 
-def test_what_helps_hard_copies_and_harms_weak_ones_is_refused():
+def test_what_harms_weak_copies_or_another_kind_is_refused():
     learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
     weak = planted(SIGNAL[::-1], NOISE, seed=3)  # of weak copies the other groups tell
     made = learn_candidates({"noise": learn})
@@ -236,10 +233,6 @@ def test_what_helps_hard_copies_and_harms_weak_ones_is_refused():
         assert j.gains[0].t > SURE and j.gains[0].weak_t < -SURE
         assert "weak copies (noise) became harder to find" in j.objection
     assert best_accepted(judge_weights(made, [trial(hard)])) is not None  # but for them it would be accepted
-
-
-def test_what_harms_another_kind_is_refused():
-    learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
     shifted = planted(SIGNAL[::-1], NOISE, seed=3)
     judged = judge_weights(learn_candidates({"noise": learn}), [trial(hard), trial(shifted, kind="shift")])
     assert best_accepted(judged) is None
@@ -301,9 +294,6 @@ def test_gains_are_paired():
     assert gain == pytest.approx(float(after.mean() - before.mean()) / abs(float(before.mean())))
     assert t == pytest.approx(ttest_rel(after, before).statistic)
     assert gain_of(torch.ones(6), copies) == (0.0, 0.0)
-
-
-def test_gains_of_nothing():
     nothing = copies_of(torch.zeros(3, 5, 2))
     assert gain_of(torch.tensor([0.5, 1.5]), nothing) == (0.0, 0.0)
     directions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).expand(3, 2, 2)
