@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import run
 
+from refusals import refused
 from unde import Index, UndeError
 from unde.setup import Recipe
 
@@ -67,8 +68,7 @@ def test_lines_of_json_and_a_format_that_the_name_does_not_tell(built):
 )
 def test_mistakes_leave_no_file(built, options, said):
     before = sorted(Path().iterdir())
-    with pytest.raises(UndeError, match=said):
-        run("attribute", built, "--index", "idx", *options.split())
+    refused(said, run, "attribute", built, "--index", "idx", *options.split())
     assert sorted(Path().iterdir()) == before
 
 

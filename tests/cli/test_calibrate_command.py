@@ -93,8 +93,7 @@ def test_a_bank_trains_nothing_and_queries_that_calibrated_do_not_evaluate(proje
     ],
 )
 def test_refused(project, options, says):
-    with pytest.raises(UndeError, match=says):
-        run("calibrate", f"{project}:trained", "--index", "idx", *options)
+    refused(says, run, "calibrate", f"{project}:trained", "--index", "idx", *options)
 
 
 def test_a_setup_that_cannot_train(project):

@@ -9,7 +9,8 @@ import pytest
 import torch
 from commands import invoke, run
 
-from unde import Index, UndeError, Weights, cli
+from refusals import refused
+from unde import Index, Weights, cli
 from unde.evaluate import Bank, baseline_scores, lds
 from unde.setup import Recipe
 
@@ -78,8 +79,7 @@ def test_bench_tells_a_ratio(project):
     ],
 )  # fmt: skip
 def test_mistakes_are_named(built, project, line, message):
-    with pytest.raises(UndeError, match=message):
-        run(line.format(project))
+    refused(message, run, line.format(project))
 
 
 def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
@@ -120,8 +120,7 @@ def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "5")
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
     run(*common, "--engine", "array")
-    with pytest.raises(UndeError, match="shards are missing"):
-        Index.open("parts")
+    refused("shards are missing", Index.open, "parts")
     assert "60 examples" in run("finish", "parts")
     one, two = (Index.open(folder) for folder in ("whole", "parts"))
     assert one.manifest == two.manifest

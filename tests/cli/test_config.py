@@ -62,8 +62,7 @@ def test_a_plan_takes_the_file_of_a_build(project):
 )
 def test_mistakes(project, text, says):
     Path("run.toml").write_text(text + "\n")
-    with pytest.raises(UndeError, match=says):
-        run("build", f"{project}:make", "--out", "idx", "--config", "run.toml")
+    refused(says, run, "build", f"{project}:make", "--out", "idx", "--config", "run.toml")
     assert not Path("idx").exists()
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from commands import invoke, run
 
+from refusals import refused
 from unde import Index, UndeError, Weights, cli
 from unde.index.query_features import QueryFeatures
 
@@ -220,8 +221,7 @@ def test_a_shard_that_cannot_be_read_is_not_called_missing(built, monkeypatch):
 
     monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(os, "lstat", stat)
-    with pytest.raises(UndeError, match=r"c00-000000\.safetensors is unreadable \(Permission denied\)"):
-        Index.open("idx")
+    refused(r"c00-000000\.safetensors is unreadable \(Permission denied\)", Index.open, "idx")
 
 
 @pytest.mark.parametrize("place", ["~/idx", "~/runs/idx"])

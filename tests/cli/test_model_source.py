@@ -50,8 +50,7 @@ def test_a_remembered_name_is_found_as_a_typed_one_is(built, tmp_path, monkeypat
     monkeypatch.setattr("sys.path", [p for p in sys.path if Path(p).resolve() != tmp_path.resolve()])
     for name in [m for m in sys.modules if m.startswith("project_")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UndeError, match=r"no module 'project_.* here"):
-        run("attribute", "--index", tmp_path / "idx")
+    refused(r"no module 'project_.* here", run, "attribute", "--index", tmp_path / "idx")
 
 
 def write_source(target):
@@ -74,16 +73,14 @@ def write_source(target):
 def test_names_in_a_foreign_index_are_not_run(built, target, why):
     Path("idx/evil.py").write_text("raise SystemExit('run')")
     write_source(target)
-    with pytest.raises(UndeError, match=f"which is not run without being asked for .*{why}"):
-        run("learn", "--index", "idx")
+    refused(f"which is not run without being asked for .*{why}", run, "learn", "--index", "idx")
 
 
 def test_modules_inside_the_index_are_not_run_from_there(built, monkeypatch):
     Path("idx/evil.py").write_text("raise SystemExit('run')")
     write_source("evil:make")
     monkeypatch.chdir("idx")
-    with pytest.raises(UndeError, match="evil lies in the index itself"):
-        run("learn", "--index", ".")
+    refused("evil lies in the index itself", run, "learn", "--index", ".")
 
 
 def test_what_somebody_else_has_built_with_is_not_run(built, tmp_path, monkeypatch):
@@ -99,8 +96,7 @@ def test_what_somebody_else_has_built_with_is_not_run(built, tmp_path, monkeypat
 
 def test_a_copy_is_not_known(built):
     shutil.copytree("idx", "copy")
-    with pytest.raises(UndeError, match="somebody else, or elsewhere"):
-        run("attribute", "--index", "copy")
+    refused("somebody else, or elsewhere", run, "attribute", "--index", "copy")
     run("attribute", built, "--index", "copy")
 
 
@@ -111,7 +107,6 @@ def test_a_damaged_list_knows_no_index(built, tmp_path, monkeypatch, content):
     path = tmp_path / "home" / "unde" / "indexes.json"
     assert json.loads(path.read_text()) == {str(Path("idx").resolve()): built}
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(UndeError, match="somebody else"):
-        run("attribute", "--index", "idx")
+    refused("somebody else", run, "attribute", "--index", "idx")
     run("build", built, "--out", "idx", "--projection", "none")
     run("attribute", "--index", "idx")

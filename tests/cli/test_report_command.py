@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import run
 
+from refusals import refused
 from unde import Index, UndeError, Weights
 from unde.setup import Recipe
 
@@ -55,8 +56,7 @@ def test_one_named_set_and_paths_with_an_equals_sign(built):
 def test_weights_that_a_report_cannot_use(built, given, says):
     Weights.uniform(["x", "y"]).save("other.json")
     arguments = [part for text in given for part in ("--weights", text)]
-    with pytest.raises(UndeError, match=says):
-        run("report", built, "--index", "idx", "--out", "page.html", *arguments)
+    refused(says, run, "report", built, "--index", "idx", "--out", "page.html", *arguments)
     assert not Path("page.html").exists()
 
 

@@ -111,5 +111,4 @@ def test_a_setup_says_how_to_read_texts_and_images(built, project):
     Image.new("L", (3, 1)).save("three.png")
     assert shown(page(f"{project}:asked", "--query", "three.png", "--top", 3)) == numbered
     assert numbered != shown(page(built, "--query", 4, "--top", 3))
-    with pytest.raises(UndeError, match="'number 3' is no file"):
-        page(f"{project}:asked", "--query", "number 3", "--query", "three.png")
+    refused("'number 3' is no file", page, f"{project}:asked", "--query", "number 3", "--query", "three.png")

@@ -42,8 +42,7 @@ def test_appended_and_remembered(grown):
     assert out.strip() == "idx: 9 examples appended (60 were there already), 69 now"
     assert not Path("idx/run.toml").exists()  # it would build another index
     assert Index.open("idx").ids[-1] == "row-68"
-    with pytest.raises(UndeError, match="all 69 examples are in idx already"):
-        run("append", "--index", "idx")
+    refused("all 69 examples are in idx already", run, "append", "--index", "idx")
     run("remove", "--index", "idx", "--ids", "row-3, row-64")  # EKFAC, with the project that is remembered
     assert ",row-3," not in run("attribute", "--index", "idx", "--top", 67, "--format", "csv")
     assert len(Index.open("idx")) == 67
@@ -112,8 +111,7 @@ def test_bad_lists(project, tmp_path):
         (["row-3", "--mark", "remove"], "no file row-3"),
         (["plain.csv", "--mark", "remove"], "has no column 'mark'"),
     ):
-        with pytest.raises(UndeError, match=match):
-            run("remove", "--index", "idx", "--ids", *given)
+        refused(match, run, "remove", "--index", "idx", "--ids", *given)
     assert len(Index.open("idx")) == 60
 
 
@@ -121,8 +119,7 @@ def test_merged(grown):
     run("build", f"{grown}:only_new", "--out", "more", "--method", "ekfac", "--projection", "kron(3)")
     assert run("merge", "all", "idx", "more").strip() == "all: 69 examples of 2 indexes in 2 groups"
     assert run("attribute", f"{grown}:grown", "--index", "all")
-    with pytest.raises(UndeError, match="holds an index already"):
-        run("merge", "more", "idx", "more")
+    refused("holds an index already", run, "merge", "more", "idx", "more")
 
 
 def test_repacked(grown):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from unde import UndeError, learn_weights
+from refusals import refused
+from unde import learn_weights
 from unde.diffusion import augment
 from unde.scoring.arrays import ArrayScores
 
@@ -202,5 +203,4 @@ def test_supervised_weights_from_changed_images():
     ],
 )
 def test_bad_input(images, options, message):
-    with pytest.raises(UndeError, match=message):
-        augment(images, **options)
+    refused(message, augment, images, **options)

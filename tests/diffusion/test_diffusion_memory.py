@@ -5,8 +5,9 @@ import torch
 from denoisers import ddpm, images, index_of, toy
 from test_diffusion_task import unet
 
+from refusals import refused
 from toy import stored
-from unde import UndeError, bench
+from unde import bench
 from unde.data import Rows
 from unde.diffusion import sample
 from unde.gradients import Collector, make_units, plan_coverage
@@ -129,8 +130,7 @@ def test_the_size_of_passes_is_no_part_of_an_index():
 
 
 def test_no_rows():
-    with pytest.raises(UndeError, match="rows is 0: expected at least 1"):
-        Diffusion(ddpm(), rows=0)
+    refused("rows is 0: expected at least 1", Diffusion, ddpm(), rows=0)
 
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])

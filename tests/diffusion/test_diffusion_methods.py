@@ -5,7 +5,8 @@ import torch
 from denoisers import ddpm, gradient, images, index_of, toy
 from torch import nn
 
-from unde import Groups, Task, UndeError, learn_weights
+from refusals import refused
+from unde import Groups, Task, learn_weights
 from unde.diffusion import sample
 from unde.methods import DAS, DTRAK, JourneyTRAK
 from unde.tasks import Diffusion
@@ -139,8 +140,7 @@ def test_a_leverage_of_one_stays_finite(tmp_path):
 
 
 def test_options():
-    with pytest.raises(UndeError, match="weigh 'both'"):
-        DAS(weigh="both")
+    refused("weigh 'both'", DAS, weigh="both")
     assert DAS(weigh="after").linear
     assert not DAS().linear
 

@@ -78,8 +78,7 @@ def test_without_trajectories(tmp_path):
     samples().save(tmp_path / "s", journey=False)
     found = Samples.load(tmp_path / "s")
     assert torch.equal(found.latents, samples().latents) and "trajectory" not in found.queries()
-    with pytest.raises(UndeError, match="saved without their trajectories, which Journey-TRAK follows"):
-        found.queries(journey=True)
+    refused("saved without their trajectories, which Journey-TRAK follows", found.queries, journey=True)
     found.save(tmp_path / "again")
     assert same(Samples.load(tmp_path / "again"), found)
 
@@ -115,8 +114,7 @@ def test_wrong_files_are_refused(tmp_path, damage, says):
     folder = tmp_path / "s"
     samples().save(folder)
     damage(folder)
-    with pytest.raises(UndeError, match=says):
-        Samples.load(folder)
+    refused(says, Samples.load, folder)
 
 
 def test_folders_that_are_none(tmp_path):

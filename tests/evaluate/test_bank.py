@@ -130,8 +130,7 @@ def test_the_default_name_tells_trainings_apart(tmp_path):
     ],
 )
 def test_bad_utility_stops_at_the_first_model(tmp_path, utility, message):
-    with pytest.raises(UndeError, match=message):
-        run(tmp_path / "bank", utility=utility)
+    refused(message, run, tmp_path / "bank", utility=utility)
 
 
 def test_utility_that_changes_its_queries_is_refused(tmp_path):
@@ -143,8 +142,7 @@ def test_utility_that_changes_its_queries_is_refused(tmp_path):
 
 def test_nonsense_counts(tmp_path):
     for change in ({"processes": 0}, {"threads": 0}):
-        with pytest.raises(UndeError, match="expected at least 1"):
-            run(tmp_path / "bank", **change)
+        refused("expected at least 1", run, tmp_path / "bank", **change)
     assert not list(Path(tmp_path).iterdir())
 
 

@@ -32,8 +32,7 @@ def begin(path, models, **changes):
         next(left)
         return bank_jobs.train(indices, seed)
 
-    with pytest.raises(UndeError, match="StopIteration"):
-        run(path, train=train, **changes)
+    refused("StopIteration", run, path, train=train, **changes)
     return path.with_name(path.name + ".parts")
 
 
@@ -62,8 +61,7 @@ def test_torn_parts_and_leftovers_are_made_anew(tmp_path, reference):
 
 def test_two_runs_at_once_are_refused(tmp_path):
     def train(indices, seed):
-        with pytest.raises(UndeError, match="another process is filling"):
-            run(tmp_path / "bank", subsets=1)
+        refused("another process is filling", run, tmp_path / "bank", subsets=1)
         return bank_jobs.train(indices, seed)
 
     run(tmp_path / "bank", train=train, subsets=1)
@@ -114,8 +112,7 @@ def test_a_plan_that_was_deleted_is_written_again(tmp_path, reference):
     parts, trained = begin(tmp_path / "bank", 6), []
     (parts / "plan.json").write_text('{"format": "unde bank 2", "plan": {"n_train": -5}}')
     for call in (lambda: run(tmp_path / "bank"), lambda: Bank.open(tmp_path / "bank")):
-        with pytest.raises(UndeError, match=r"plan\.json is not the plan of a bank.*delete this file"):
-            call()
+        refused(r"plan\.json is not the plan of a bank.*delete this file", call)
     (parts / "plan.json").unlink()
     assert_same(run(tmp_path / "bank", train=counting(trained)), reference)
     assert len(trained) == MODELS - 6
@@ -205,8 +202,7 @@ def test_a_bank_that_contradicts_its_plan_is_refused(tmp_path, reference, change
     np.savez_compressed(tmp_path / "sound.npz", **arrays)
     assert_same(Bank.open(tmp_path / "sound.npz"), reference)
     np.savez_compressed(tmp_path / "bad.npz", **change(arrays))
-    with pytest.raises(UndeError, match=rf"bad.npz is not a bank.*{message}.*make it anew"):
-        Bank.open(tmp_path / "bad.npz")
+    refused(rf"bad.npz is not a bank.*{message}.*make it anew", Bank.open, tmp_path / "bad.npz")
 
 
 def test_any_damaged_byte_is_noticed_or_harmless(tmp_path, reference):
@@ -221,16 +217,14 @@ def test_any_damaged_byte_is_noticed_or_harmless(tmp_path, reference):
     assert refused > len(content) / 13 / 2
     for length in range(0, len(content), 197):
         path.write_bytes(content[:length])
-        with pytest.raises(UndeError, match="not a bank that can be read"):
-            Bank.open(path)
+        refused("not a bank that can be read", Bank.open, path)
 
 
 def test_another_checksum_than_that_of_the_zip_is_needed(tmp_path, reference):
     arrays = dict(np.load(reference.path))
     arrays["utility/near"] = arrays["utility/near"] + 1
     np.savez(tmp_path / "bank.npz", **arrays)
-    with pytest.raises(UndeError, match="does not match its checksum"):
-        Bank.open(tmp_path / "bank.npz")
+    refused("does not match its checksum", Bank.open, tmp_path / "bank.npz")
 
 
 @pytest.mark.parametrize("lie", [False, True], ids=["bomb", "header"])
@@ -246,10 +240,7 @@ def test_a_small_file_that_would_fill_the_memory_is_refused_unread(tmp_path, ref
             entry.write(bytes(2**20))
     assert path.stat().st_size < 2**18
     tracemalloc.start()
-    with pytest.raises(
-        UndeError, match="shorter or longer than its shape" if lie else "would take .* in memory"
-    ):
-        Bank.open(path)
+    refused("shorter or longer than its shape" if lie else "would take .* in memory", Bank.open, path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**22

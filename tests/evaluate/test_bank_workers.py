@@ -11,6 +11,7 @@ import pytest
 from bank_jobs import assert_same, run
 from safetensors.numpy import load_file
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import Bank
 
@@ -40,8 +41,7 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
     assert not alive
     kept = list(parts.glob("model-*.safetensors"))
     assert len(kept) == 2 * bank_jobs.QUICK
-    with pytest.raises(UndeError, match=rf"not finished \({len(kept)} of {MODELS} models\)"):
-        Bank.open(path)
+    refused(rf"not finished \({len(kept)} of {MODELS} models\)", Bank.open, path)
     seconds = {int(file.stem.removeprefix("model-")): float(load_file(file)["seconds"]) for file in kept}
     bank = run(path, processes=2)
     assert_same(bank, reference)
@@ -62,8 +62,7 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
     ids=["error", "death"],
 )
 def test_failures_in_other_processes_are_told(tmp_path, train, message):
-    with pytest.raises(UndeError, match=message):
-        run(tmp_path / "bank", train=train, subsets=1, seeds_per_subset=1, processes=2)
+    refused(message, run, tmp_path / "bank", train=train, subsets=1, seeds_per_subset=1, processes=2)
     assert not multiprocessing.active_children()
 
 

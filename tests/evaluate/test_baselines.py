@@ -9,6 +9,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from torch import nn
 
 import models
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import (
     bm25,
@@ -45,8 +46,7 @@ def test_random_positions():
     ("arguments", "message"), [((5, 2, 6), "k is 6: expected 1 to 5"), ((5, 0, 2), "queries is 0")]
 )
 def test_bad_random_positions(arguments, message):
-    with pytest.raises(UndeError, match=message):
-        random_indices(*arguments, seed=0)
+    refused(message, random_indices, *arguments, seed=0)
 
 
 def formula(corpus, query, k1=1.5, b=0.75):
@@ -87,14 +87,12 @@ def test_bm25_is_quiet(capfd):
     ],
 )
 def test_bm25_bad_input(train, queries, message):
-    with pytest.raises(UndeError, match=message):
-        bm25(train, queries)
+    refused(message, bm25, train, queries)
 
 
 def test_bm25_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(UndeError, match=r"pip install 'unde\[hf\]'"):
-        bm25(["text"], ["text"])
+    refused(r"pip install 'unde\[hf\]'", bm25, ["text"], ["text"])
 
 
 def test_scores_fit_the_metrics():
@@ -252,8 +250,7 @@ class Worded(nn.Module):
 )
 def test_bad_layers(layer, options, message):
     x, y = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(UndeError, match=message):
-        similarity(TimeFirst(), (x, y), (x, y), layer, **options)
+    refused(message, similarity, TimeFirst(), (x, y), (x, y), layer, **options)
 
 
 def test_only_near_names_are_listed_of_a_large_model():
@@ -331,5 +328,4 @@ def test_distances_of_a_function_and_of_an_encoder_of_transformers():
     ],
 )
 def test_bad_encoders(encoder, options, message):
-    with pytest.raises(UndeError, match=message):
-        representation_distance(encoder, torch.randn(5, 3), torch.randn(4, 3), **options)
+    refused(message, representation_distance, encoder, torch.randn(5, 3), torch.randn(4, 3), **options)

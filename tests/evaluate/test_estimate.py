@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import Estimate, lds, paired
 
@@ -79,8 +80,7 @@ def test_paired_leaves_out_what_is_undefined_in_either():
 
 
 def test_paired_refuses_other_numbers_of_queries():
-    with pytest.raises(UndeError, match="3 queries with 2"):
-        paired(Estimate(np.zeros(3)), Estimate(np.zeros(2)))
+    refused("3 queries with 2", paired, Estimate(np.zeros(3)), Estimate(np.zeros(2)))
 
 
 def test_paired_refuses_bootstraps_that_do_not_belong_together():
@@ -93,5 +93,4 @@ def test_paired_refuses_bootstraps_that_do_not_belong_together():
         lds(scores, masks, utility + 1, bootstrap=20, seed=0),
         lds(scores, masks, utility),
     ):
-        with pytest.raises(UndeError, match="bootstrap draws"):
-            paired(a, other)
+        refused("bootstrap draws", paired, a, other)

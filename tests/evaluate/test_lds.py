@@ -95,8 +95,7 @@ def test_constant_utility_is_undefined_and_constant_prediction_is_zero():
 
 def test_no_query_with_a_varying_utility_is_an_error():
     scores, masks, utility = problem(0)
-    with pytest.raises(UndeError, match="really retrained"):
-        lds(scores, masks, np.ones_like(utility))
+    refused("really retrained", lds, scores, masks, np.ones_like(utility))
 
 
 def slow_bootstrap(scores, masks, utility, draws, seed):
@@ -179,8 +178,7 @@ def test_paired_difference_under_the_bootstrap_is_that_of_the_same_draws():
 def test_transposed_input_is_recognised(flip, message):
     args = dict(zip(("scores", "masks", "utility"), problem(0)))
     args[flip] = args[flip].T
-    with pytest.raises(UndeError, match=message):
-        lds(*args.values())
+    refused(message, lds, *args.values())
 
 
 def test_shapes_that_fit_no_way_are_told_apart():

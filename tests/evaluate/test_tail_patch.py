@@ -313,8 +313,7 @@ def test_restored_when_the_optimizer_fails():
     ],
 )
 def test_bad_arguments(changes, message):
-    with pytest.raises(UndeError, match=message):
-        patch(**changes)
+    refused(message, patch, **changes)
 
 
 @pytest.mark.parametrize("where", ["factory", "state"])
@@ -326,8 +325,7 @@ def test_the_learning_rate_that_a_schedule_leaves(where):
         "factory": {"optimizer": lambda params: torch.optim.SGD(params, lr=0.0)},
         "state": {"optimizer_state": state},
     }[where]
-    with pytest.raises(UndeError, match=r"learning rate in .* is 0, as a schedule leaves it .* Pass lr="):
-        patch(**options)
+    refused(r"learning rate in .* is 0, as a schedule leaves it .* Pass lr=", patch, **options)
     assert np.abs(patch(**options, lr=0.1).summed.per_query).min() > 0
 
 
@@ -354,8 +352,7 @@ def test_the_learning_rate_that_a_schedule_leaves(where):
 )
 def test_the_optimizer_state_of_another_model(other, message):
     state = trained_state(nn.Sequential(*other), adamw, lambda m: m(torch.ones(2, 5)).square().sum())
-    with pytest.raises(UndeError, match=message):
-        patch(optimizer=adamw, optimizer_state=state)
+    refused(message, patch, optimizer=adamw, optimizer_state=state)
 
 
 def test_the_state_of_another_kind_of_optimizer():
@@ -425,5 +422,4 @@ def test_shared_out_to_other_processes(tmp_path):
 
 
 def test_a_model_that_cannot_be_sent():
-    with pytest.raises(UndeError, match=r"this Sequential cannot be sent to another process"):
-        patch(executor="processes:2")
+    refused(r"this Sequential cannot be sent to another process", patch, executor="processes:2")

@@ -104,9 +104,6 @@ def row(text, *words):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-# --- the repository --------------------------------------------------------------------------------------
-
-
 def test_no_page_is_out_of_date():
     changed = tables.render(check=True)
     assert changed == [], "run `python -m experiments render`"
@@ -120,9 +117,6 @@ def test_links_and_figures_of_the_page_lead_somewhere():
         re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.*)", text, re.M)
     }
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
-
-
-# --- the paper's numbers ---------------------------------------------------------------------------------
 
 
 def test_tables_of_the_paper_agree_with_each_other():
@@ -145,9 +139,6 @@ def test_tables_of_the_paper_agree_with_each_other():
     for numbers in (paper.TAIL_PATCH_WIKITEXT, paper.TAIL_PATCH_LLAMA):
         for plain, weighted, gain in numbers.values():
             assert gain is None or weighted - plain == pytest.approx(gain[0], abs=0.015)
-
-
-# --- LDS -------------------------------------------------------------------------------------------------
 
 
 def test_summary_counts_cells_by_rule(book):
@@ -177,9 +168,6 @@ def test_reliability_shows_what_is_known(book):
     text = lds.reliability(book)
     assert row(text, "State of the Union")[1:] == ["64 + 16", "0.50 ± 0.10", "70.71", "–"]
     assert text.count("not measured") == len(BANKS) - 1
-
-
-# --- the rest --------------------------------------------------------------------------------------------
 
 
 def test_other_draws_stand_beside_the_first(book):

@@ -54,9 +54,6 @@ def result(folder, name):
     return json.loads((folder / "results" / f"{name}.json").read_text())
 
 
-# --- what is in the repository ---------------------------------------------------------------------------
-
-
 def test_every_study_file_is_listed_and_shown_on_the_page():
     files = {path.stem for path in (HERE / "studies").glob("*.py")} - {"__init__"}
     assert files == set(runner.studies())
@@ -88,9 +85,6 @@ def test_blocks_and_components_of_layers():
     from experiments.studies import group_strength
 
     assert doctest.testmod(group_strength).failed == 0
-
-
-# --- running ---------------------------------------------------------------------------------------------
 
 
 def test_list_says_what_is_done_and_what_is_missing(toy, capsys):

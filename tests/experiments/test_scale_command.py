@@ -14,7 +14,7 @@ from experiments.scale.settings import CATEGORIES, CIFAR2, RESNET18, VIT_B16, WI
 from experiments.scale.study import closest
 from experiments.scale.vision import ImageNet, made
 
-from unde import UndeError
+from refusals import refused
 from unde.groups import trainable
 from unde.projection import Spec, feature_size
 
@@ -38,8 +38,7 @@ def test_the_list_names_every_setting_and_study(capsys):
 
 
 def test_unknown_names_are_refused_with_the_list():
-    with pytest.raises(UndeError, match=r"(?s)imagnet.*imagenet.*lds_diffusion"):
-        run("imagnet", [])
+    refused(r"(?s)imagnet.*imagenet.*lds_diffusion", run, "imagnet", [])
 
 
 def test_a_study_of_several_settings_asks_which(capsys):

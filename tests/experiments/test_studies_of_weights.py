@@ -5,7 +5,6 @@ import sys
 import types
 
 import numpy as np
-import pytest
 import torch
 from experiments.shared import banks
 from experiments.shared.banks import Recipe
@@ -14,8 +13,8 @@ from experiments.studies import lds as lds_study
 from experiments.studies.query_agreement import agreeing
 from torch import nn
 
+from refusals import refused
 from unde import Index
-from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.index.settings import list_settings
 from unde.methods import TRAK
@@ -74,8 +73,7 @@ def test_reliability_refuses_other_subsets(tmp_path, monkeypatch):
     monkeypatch.setitem(reliability.BANKS, "one", ("one", "one-again"))
     bank(tmp_path / "one.npz", 1, 12, 0.0)
     bank(tmp_path / "one-again.npz", 2, 8, 0.0, n_train=40)
-    with pytest.raises(UndeError, match="other subsets than one"):
-        reliability.run("one")
+    refused("other subsets than one", reliability.run, "one")
 
 
 def test_a_bank_of_other_seeds_has_the_same_subsets(monkeypatch):
@@ -88,8 +86,7 @@ def test_a_bank_of_other_seeds_has_the_same_subsets(monkeypatch):
     again = banks.recipe("toy-again")
     assert again.train(np.arange(5), 7) == (5, 8)
     assert (again.subsets, again.n_train, again.name) == (16, 30, "models, other seeds")
-    with pytest.raises(UndeError, match="no recipe for a bank 'toys-again'"):
-        banks.recipe("toys-again")
+    refused("no recipe for a bank 'toys-again'", banks.recipe, "toys-again")
 
 
 def test_the_rule_is_chosen_on_the_others(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hf_toy import LINES, gpt2, gradient, index_of, tokenizer
 
+from refusals import refused
 from unde import UndeError
 from unde.integrations.examples import AnswerSequences, causal_examples
 from unde.integrations.language import hf_setup
@@ -167,8 +168,7 @@ def test_mistakes_name_the_record(tmp_path, record, says):
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": TALK}) + "\n" + json.dumps(record) + "\n")
     no = "{% for m in messages %}{% if m['role'] == 'pirate' %}{{ raise_exception('no pirates') }}{% endif %}"
-    with pytest.raises(UndeError, match=says):
-        read(path, talking(no + "{% endfor %}" + PLAIN))
+    refused(says, read, path, talking(no + "{% endfor %}" + PLAIN))
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,7 @@ def test_mistakes_name_the_record(tmp_path, record, says):
     ],
 )
 def test_mistakes_in_pairs(records, says):
-    with pytest.raises(UndeError, match=says):
-        read(records, talking())
+    refused(says, read, records, talking())
 
 
 def test_a_tokenizer_without_a_template():
@@ -196,8 +195,7 @@ def test_a_tokenizer_without_a_template():
 
 def test_a_template_that_rewrites_earlier_turns_is_refused():
     tok = talking("{{ messages | length }}" + PLAIN)
-    with pytest.raises(UndeError, match="text 0: the chat template writes earlier turns otherwise"):
-        read([{"messages": TALK}], tok)
+    refused("text 0: the chat template writes earlier turns otherwise", read, [{"messages": TALK}], tok)
 
 
 def test_a_field_of_another_name_may_hold_messages():

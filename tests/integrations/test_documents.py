@@ -8,7 +8,6 @@ import os
 import pytest
 
 from refusals import refused
-from unde import UndeError
 from unde.integrations.documents import columns_of, read_documents, read_records
 from unde.integrations.examples import messages_of
 
@@ -89,8 +88,7 @@ def test_records_may_name_themselves(tmp_path):
 
 def test_lists_of_texts():
     assert read(["a", "b"]) == [("0", "a"), ("1", "b")]
-    with pytest.raises(UndeError, match="text 1: the text is empty"):
-        read(["a", " "])
+    refused("text 1: the text is empty", read, ["a", " "])
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,7 @@ def test_lists_of_texts():
 )
 def test_mistakes_are_named_with_their_line(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UndeError, match=says):
-        read(tmp_path / name)
+    refused(says, read, tmp_path / name)
 
 
 def test_files_that_are_not_there(tmp_path):
@@ -145,14 +142,12 @@ def test_files_that_are_not_there(tmp_path):
 )
 def test_texts_that_are_none(tmp_path, line, says):
     (tmp_path / "t.jsonl").write_text(line + "\n")
-    with pytest.raises(UndeError, match=says):
-        list(read_documents(tmp_path / "t.jsonl"))
+    refused(says, list, read_documents(tmp_path / "t.jsonl"))
 
 
 def test_a_pipe_is_no_file_of_texts(tmp_path):
     os.mkfifo(tmp_path / "t.jsonl")
-    with pytest.raises(UndeError, match="no plain file"):
-        list(read_documents(tmp_path / "t.jsonl"))
+    refused("no plain file", list, read_documents(tmp_path / "t.jsonl"))
 
 
 def test_a_home_folder(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hf_toy import LINES, gpt2, sequences, tokenizer, train, write_jsonl
 
+from refusals import refused
 from unde import UndeError
 from unde.index.calibration import Calibration
 from unde.integrations.finetuning import Arguments, fine_tuning, read_arguments
@@ -51,8 +52,7 @@ def test_arguments_are_those_of_the_trainer(trained):
 def test_without_a_trainer_they_are_its_defaults(tmp_path):
     assert read_arguments(tmp_path, 10) == Arguments(3, 5e-5, 8)
     (tmp_path / "trainer_state.json").write_text("{}")
-    with pytest.raises(UndeError, match="not what Trainer writes"):
-        read_arguments(tmp_path, 10)
+    refused("not what Trainer writes", read_arguments, tmp_path, 10)
 
 
 def test_calibrate_retrains_from_the_base_checkpoint(trained, monkeypatch):
@@ -72,8 +72,7 @@ def test_calibrate_retrains_from_the_base_checkpoint(trained, monkeypatch):
 def test_no_queries_is_one_clear_error(trained, monkeypatch):
     monkeypatch.chdir(trained)
     run("build", "--hf-model", "out", "--data", "train.jsonl", "--out", "other", "--method", "tracin")
-    with pytest.raises(UndeError, match="no queries"):
-        run("calibrate", "--index", "other")
+    refused("no queries", run, "calibrate", "--index", "other")
 
 
 def test_an_adapter_starts_from_its_base_with_fresh_weights(trained, tmp_path):

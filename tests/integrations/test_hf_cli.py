@@ -230,10 +230,7 @@ def test_data_that_changed_or_went_away(project, tmp_path):
 def test_queries_may_name_their_text_otherwise(project, tmp_path):
     other = write_jsonl(tmp_path / "eval.jsonl", EVAL, "speech")
     options = ("attribute", "--index", "idx", "--top", 1, "--format", "json", "--queries")
-    with pytest.raises(
-        UndeError, match=r"eval.jsonl, line 1: no field 'body', there is 'speech'.*--query-field"
-    ):
-        run(*options, other)
+    refused(r"eval.jsonl, line 1: no field 'body', there is 'speech'.*--query-field", run, *options, other)
     assert run(*options, other, "--query-field", "speech") == run(*options, "eval.jsonl")
 
 
@@ -300,8 +297,7 @@ def test_the_three_roles_stay_apart(project):
     ],
 )
 def test_mistakes(project, line, says):
-    with pytest.raises(UndeError, match=says):
-        run(*re.findall(r"\S+", line))
+    refused(says, run, *re.findall(r"\S+", line))
     assert not (project / "x").exists()
 
 

@@ -158,8 +158,7 @@ def broken(tmp_path, kind, change):
     ],
 )
 def test_gradients_that_cannot_be_right(tmp_path, kind, change, said):
-    with pytest.raises(UndeError, match=said):
-        peers.bergson(broken(tmp_path, kind, change), FILES / "bergson/queries")
+    refused(said, peers.bergson, broken(tmp_path, kind, change), FILES / "bergson/queries")
 
 
 def test_scores_that_are_not_finished(tmp_path):
@@ -198,5 +197,4 @@ def test_what_is_not_theirs(tmp_path):
         ),
     ]
     for ask, said in cases:
-        with pytest.raises(UndeError, match=said):
-            ask()
+        refused(said, ask)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from refusals import refused
 from unde import UndeError, cli
 from unde.integrations.language import hf_setup, load_model
 from unde.integrations.source import ModelSource, make_setup
@@ -91,8 +92,7 @@ def test_code_is_run_if_it_is_asked_for_on_this_very_line(with_code, tmp_path):
 
 
 def test_the_same_in_python(with_code, tmp_path):
-    with pytest.raises(UndeError, match=REFUSED):
-        hf_setup(with_code, hf_toy.LINES)
+    refused(REFUSED, hf_setup, with_code, hf_toy.LINES)
     assert not (tmp_path / "was run").exists()
     hf_setup(with_code, hf_toy.LINES, trust_remote_code=True)
     assert (tmp_path / "was run").exists()
@@ -119,8 +119,7 @@ def test_other_processes_are_told(with_code, tmp_path):
     trusted = ModelSource(**said, trust_remote_code=True).recipe
     assert trusted.arguments == said | {"trust_remote_code": True}
     assert type(make_setup(**trusted.arguments).model).__name__ == "OwnModel"
-    with pytest.raises(UndeError, match=REFUSED):
-        make_setup(**said)
+    refused(REFUSED, make_setup, **said)
 
 
 class Evil:
@@ -142,8 +141,7 @@ def test_pickles_are_never_loaded(tmp_path, monkeypatch, adapter):
     (broken / f"{name}.safetensors").unlink()
     torch.save(Evil(), broken / f"{'pytorch_' * (not adapter)}{name}.bin")
     for trusted in (False, True):
-        with pytest.raises(UndeError, match="pickles are never loaded"):
-            load_model(str(broken), trusted)
+        refused("pickles are never loaded", load_model, str(broken), trusted)
     assert not Path("was run").exists()
 
 

@@ -13,7 +13,6 @@ import torch
 from sd_toy import ddim, pixels
 
 from refusals import refused
-from unde import UndeError
 from unde.integrations.diffusers import add_lora, encode_images
 
 pytest.importorskip("diffusers")
@@ -78,8 +77,7 @@ def test_the_example_runs_and_goes_on(saved, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "sample_pipeline", None)
     script.main(arguments)
     assert (tmp_path / "out" / "top.csv").read_text() == before
-    with pytest.raises(UndeError, match="was begun with --rank 2, not 3: choose another --out"):
-        script.main([*arguments, "--rank", "3"])
+    refused("was begun with --rank 2, not 3: choose another --out", script.main, [*arguments, "--rank", "3"])
     capsys.readouterr()
 
 

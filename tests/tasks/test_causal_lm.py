@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cases import BY_NAME, randomized
+from refusals import refused
 from unde.errors import UndeError
 from unde.gradients.fallback import MeasureModule, by_loop, by_vmap
 from unde.tasks import CausalLM
@@ -258,8 +259,7 @@ def test_the_model_gets_no_labels():
     ids=["tensor", "other-name", "tuple", "one-row", "float", "labels", "mask"],
 )
 def test_refused(batch, message):
-    with pytest.raises(UndeError, match=message):
-        CausalLM().loss(Lookup(), batch)
+    refused(message, CausalLM().loss, Lookup(), batch)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,7 @@ def test_models_that_return_something_else(answer, message):
         def forward(self, input_ids):
             return answer(super().forward(input_ids))
 
-    with pytest.raises(UndeError, match=message):
-        CausalLM().loss(Other(), {"input_ids": torch.tensor([[1, 2, 3], [3, 4, 5]])})
+    refused(message, CausalLM().loss, Other(), {"input_ids": torch.tensor([[1, 2, 3], [3, 4, 5]])})
 
 
 @pytest.mark.parametrize(
@@ -290,8 +289,7 @@ def test_models_that_return_something_else(answer, message):
     ids=["none", "tensor", "other-name"],
 )
 def test_examples_that_cannot_be_collated(examples, message):
-    with pytest.raises(UndeError, match=f"(?i){message}"):
-        CausalLM().collate(examples)
+    refused(f"(?i){message}", CausalLM().collate, examples)
 
 
 def test_examples_with_other_columns_are_refused():
@@ -300,8 +298,7 @@ def test_examples_with_other_columns_are_refused():
 
 
 def test_unknown_reduction():
-    with pytest.raises(UndeError, match=r"unknown reduction 'mena'.*Did you mean 'mean'\?"):
-        CausalLM("mena")
+    refused(r"unknown reduction 'mena'.*Did you mean 'mean'\?", CausalLM, "mena")
 
 
 def test_columns_of_texts_are_left_out():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from cases import BY_NAME
-from unde.errors import UndeError
+from refusals import refused
 from unde.tasks import Classification
 
 
@@ -72,8 +72,7 @@ def test_labels_of_any_integer_type(linear, dtype):
 )
 def test_refused(linear, change, message):
     model, x, y = linear
-    with pytest.raises(UndeError, match=message):
-        Classification().loss(model, change(x, y))
+    refused(message, Classification().loss, model, change(x, y))
 
 
 def test_a_model_that_returns_something_else(linear):
@@ -83,5 +82,4 @@ def test_a_model_that_returns_something_else(linear):
         def forward(self, x):
             return x, x
 
-    with pytest.raises(UndeError, match="the model returned a tuple: expected logits"):
-        Classification().loss(Pair(), (x, y))
+    refused("the model returned a tuple: expected logits", Classification().loss, Pair(), (x, y))

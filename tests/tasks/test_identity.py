@@ -96,9 +96,6 @@ def test_two_processes(tmp_path):
     assert json.loads(outputs[0]) == json.loads(outputs[1])
 
 
-# --- settings --------------------------------------------------------------------------------------------
-
-
 class Holder(Task):
     def __init__(self, value):
         self.value = value
@@ -267,9 +264,6 @@ def test_an_attribute_can_be_left_out():
             return found
 
     assert Counting(1).identity() == Counting(2).identity()
-
-
-# --- diffusion -------------------------------------------------------------------------------------------
 
 
 def ddpm(**options):

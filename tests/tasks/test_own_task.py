@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from oracles import plan
+from refusals import refused
 from unde.data import Rows
-from unde.errors import UndeError
 from unde.gradients import Collector, make_units, plan_coverage
 from unde.gradients.fallback import compute_measures
 from unde.tasks import Task
@@ -122,8 +122,7 @@ def test_a_task_that_is_not_cut_stays_itself():
 
 
 def test_steps_of_what_has_none():
-    with pytest.raises(UndeError, match="steps of a sampler, and examples of this task have none"):
-        Regression().batching.step(0, 5)
+    refused("steps of a sampler, and examples of this task have none", Regression().batching.step, 0, 5)
 
 
 def test_several_measures_one_by_one():
@@ -135,8 +134,7 @@ def test_several_measures_one_by_one():
 
 
 def test_unknown_measures_suggest():
-    with pytest.raises(UndeError, match=r"unknown measure of Regression 'los'.*Did you mean 'loss'\?"):
-        features(Regression(), "los")
+    refused(r"unknown measure of Regression 'los'.*Did you mean 'loss'\?", features, Regression(), "los")
 
 
 def test_a_task_without_a_loss_says_so():

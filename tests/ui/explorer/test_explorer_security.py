@@ -11,7 +11,6 @@ import pages
 from refusals import refused
 from unde.cli.options import ModelOptions
 from unde.cli.report import serve
-from unde.errors import UndeError
 from unde.ui.explorer import app as run
 from unde.ui.explorer.jobs import Jobs
 from unde.ui.explorer.security import HEADERS, LARGE, SMALL, Guard, Refused
@@ -210,8 +209,7 @@ def test_a_line_has_an_end():
         pass
     for _ in range(32):
         jobs.submit(lambda job: None)
-    with pytest.raises(UndeError, match="32 questions are waiting"):
-        jobs.submit(lambda job: None)
+    refused("32 questions are waiting", jobs.submit, lambda job: None)
     go.set()
 
 
@@ -226,5 +224,4 @@ def test_a_port_in_use():
 
 def test_a_missing_extra_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    with pytest.raises(UndeError, match=r"needs uvicorn: pip install 'unde\[serve\]'"):
-        serve("idx", ModelOptions())
+    refused(r"needs uvicorn: pip install 'unde\[serve\]'", serve, "idx", ModelOptions())

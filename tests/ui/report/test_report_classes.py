@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from refusals import refused
 from report_dom import parse, words
-from unde import Index, Setup, UndeError
+from unde import Index, Setup
 from unde.data import Rows
 from unde.tasks import Classification
 from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
@@ -123,13 +124,11 @@ def test_names_of_a_hugging_face_config_and_data_set():
     ],
 )
 def test_classes_that_are_none_are_refused(classes, says):
-    with pytest.raises(UndeError, match=says):
-        Setup(model(), Classification(), points(2), classes=classes)
+    refused(says, Setup, model(), Classification(), points(2), classes=classes)
 
 
 def test_another_number_of_classes_is_refused(asked):
-    with pytest.raises(UndeError, match="has 2 names, the model has 3 classes: expected one for each"):
-        asked[0](classes=["cat", "dog"])
+    refused("has 2 names, the model has 3 classes: expected one for each", asked[0], classes=["cat", "dog"])
 
 
 def test_labels_out_of_range_stay_numbers():

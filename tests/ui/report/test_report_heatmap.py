@@ -10,8 +10,8 @@ import torch
 from schemes import DARK, LIGHT
 from test_report_page import contrast, luminance
 
+from refusals import refused
 from report_dom import parse, words
-from unde import UndeError
 from unde.ui.report import HeatmapPanel, Page
 from unde.ui.report.heatmap import heatmaps_section
 from unde.ui.report.svg import HEATS
@@ -107,8 +107,7 @@ def test_the_scale_fits_the_values(highest, top, shown):
     ],
 )
 def test_bad_maps_are_refused(rows, maps, says):
-    with pytest.raises(UndeError, match=says):
-        HeatmapPanel("t", rows, ["x", "y"], maps)
+    refused(says, HeatmapPanel, "t", rows, ["x", "y"], maps)
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusals import refused
 from report_dom import parse
 from unde import UndeError
 from unde.markup import el, number, score, text
@@ -149,5 +150,4 @@ def test_text_with_a_picture_shows_both():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
 def test_scores_must_be_finite(value):
-    with pytest.raises(UndeError, match="score of example 9"):
-        ScoredItem(Item(9), value)
+    refused("score of example 9", ScoredItem, Item(9), value)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from schemes import DARK, LIGHT
 
+from refusals import refused
 from report_dom import parse, words
 from unde import UndeError
 from unde.markup import score
@@ -277,14 +278,12 @@ def test_a_page_that_cannot_be_rendered_touches_nothing(tmp_path):
 
 
 def test_a_folder_is_not_a_page(tmp_path):
-    with pytest.raises(UndeError, match="it is a folder"):
-        Page("Title").write(tmp_path)
+    refused("it is a folder", Page("Title").write, tmp_path)
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UndeError, match="cannot write the report to"):
-        Page("Title").write(tmp_path / "file" / "report.html")
+    refused("cannot write the report to", Page("Title").write, tmp_path / "file" / "report.html")
 
 
 def test_a_link_is_followed(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from unde import UndeError
+from refusals import refused
 from unde.ui.report.pixels import data_uri, encode_png, to_pixels
 
 
@@ -172,5 +172,4 @@ def test_shrunk_shapes(shape, small):
     ],
 )
 def test_what_is_not_an_image_is_refused(image, says):
-    with pytest.raises(UndeError, match=says):
-        to_pixels(image)
+    refused(says, to_pixels, image)

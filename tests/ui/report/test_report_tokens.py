@@ -107,6 +107,5 @@ def test_text_is_legible_on_every_shade(scheme):
 
 def test_how_much_tokens_may_miss_their_score():
     tokens = [("a", 0.5), ("b", 0.53)]
-    with pytest.raises(UndeError, match=r"add up to 1\.03"):
-        ScoredItem(Item(7), 1.0, tokens=tokens)
+    refused(r"add up to 1\.03", ScoredItem, Item(7), 1.0, tokens=tokens)
     assert ScoredItem(Item(7), 1.0, tokens=tokens, slack=0.05).tokens == tokens

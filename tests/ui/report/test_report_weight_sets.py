@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from refusals import refused
 from report_dom import parse, words
-from unde import UndeError
 from unde.groups import unet_stages
 from unde.ui.report import Page, WeightsPanel
 from unde.ui.report.svg import Bar, bar_plot
@@ -163,8 +163,7 @@ def test_a_list_of_one_is_one_set():
     ],
 )
 def test_sets_that_cannot_stand_side_by_side_are_refused(panels, says):
-    with pytest.raises(UndeError, match=says):
-        Page("t", weights=panels)
+    refused(says, Page, "t", weights=panels)
 
 
 def test_ranks_do_not_run_into_each_other():
