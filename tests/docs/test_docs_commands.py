@@ -7,6 +7,8 @@ import pytest
 from blocks import DOCS, PAGES, ROOT, SHELL, blocks, inline, prose
 from shell import check, commands, options
 
+import unde
+
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SCRIPTS = [*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("experiments/**/*.py")]
 
@@ -104,6 +106,11 @@ def test_every_page_is_in_the_site():
     pages = {page.with_suffix("").resolve() for page in DOCS.rglob("*.md")} - {(DOCS / "index").resolve()}
     assert pages - listed == set(), "not in any toctree"
     assert listed - pages == set(), "there is no such page"
+
+
+def test_every_task_is_on_its_page():
+    text = (DOCS / "tasks.md").read_text()
+    assert [name for name in unde.tasks.__all__ if f"`{name}" not in text] == []
 
 
 def test_a_wrong_option_is_noticed():

@@ -30,10 +30,7 @@ CASES = {
         of_length(CONTEXT + 2, attention_mask=[1] * 5 + [0] * 13),
         "is padded to 18 tokens, but the model reads 16 at most",
     ),
-    "token": (
-        bad(input_ids=[1, 2, 23, 4]),
-        "holds token 23, but the model knows 23: the tokenizer does not",
-    ),
+    "token": (bad(input_ids=[1, 2, 23, 4]), "holds token 23, but the model knows 23: the tokenizer does not"),
     "padding-token": (
         bad(input_ids=[1, 2, 3, 50], attention_mask=[1, 1, 1, 0], labels=[1, 2, 3, -100]),
         "holds token 50, .*model.resize_token_embeddings",

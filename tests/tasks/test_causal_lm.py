@@ -173,16 +173,6 @@ def test_labels_say_what_counts(reduction):
     torch.testing.assert_close(found[1], by_hand(model, [5, 6, 1], [5, 6, None])[0])
 
 
-def test_the_first_label_never_counts():
-    """Nothing comes before it."""
-    model = Lookup()
-    ids = torch.tensor([[1, 2, 3]])
-    found = [
-        CausalLM().loss(model, {"input_ids": ids, "labels": torch.tensor([[a, 2, 3]])}) for a in (1, 5, -100)
-    ]
-    assert found[0] == found[1] == found[2]
-
-
 def test_a_mask_of_the_data_is_kept():
     """Tokens that the mask hides are no targets, unless labels say so."""
     model, task = Lookup(), CausalLM("sum")

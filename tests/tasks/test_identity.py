@@ -44,26 +44,23 @@ def test_built_in_tasks():
     assert differences(one, other) == ["setting reduction ('mean' there, 'sum' given)"]
 
 
-def test_the_version_of_a_task(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("version", 2, ["the version of Heir (1 there, 2 given)"]),
+        ("rate", 0.5, ["setting rate (0.125 there, 0.5 given)"]),
+        ("loss", lambda self, model, batch: model(batch).sum(1), []),  # code does not count
+    ],
+)
+def test_attributes_of_a_class(monkeypatch, name, value, words):
     one = Heir().identity()
-    monkeypatch.setattr(Plain, "version", 2)
-    assert differences(one, Heir().identity()) == ["the version of Heir (1 there, 2 given)"]
-
-
-def test_a_setting_of_a_class(monkeypatch):
-    one = Heir().identity()
-    monkeypatch.setattr(Plain, "rate", 0.5)
-    assert differences(one, Heir().identity()) == ["setting rate (0.125 there, 0.5 given)"]
+    monkeypatch.setattr(Plain, name, value)
+    assert differences(one, Heir().identity()) == words
+    assert (one == Heir().identity()) == (not words)
 
 
 def test_another_class():
     assert differences(Plain().identity(), Heir().identity()) == ["the task (Plain there, Heir given)"]
-
-
-def test_code_does_not_count(monkeypatch):
-    one = Heir().identity()
-    monkeypatch.setattr(Plain, "loss", lambda self, model, batch: model(batch).sum(1))
-    assert one == Heir().identity()
 
 
 def test_two_processes(tmp_path):
@@ -164,11 +161,7 @@ VALUES = {
     "a key": (lambda: {"a": 1}, {"a": 1, "b": 2}, "setting value.b (none there, 2 given)"),
     "keys that are numbers": (lambda: {1: 2}, {1: 3}, "setting value.1 (2 there, 3 given)"),
     "tensors": (lambda: torch.ones(3), torch.zeros(3), "tensor value (other content)"),
-    "shapes": (
-        lambda: torch.ones(3),
-        torch.ones(4),
-        "tensor value (float32 (3,) there, float32 (4,) given)",
-    ),
+    "shapes": (lambda: torch.ones(3), torch.ones(4), "tensor value (float32 (3,) there, float32 (4,) given)"),
     "half precision": (
         lambda: torch.ones(2).bfloat16(),
         torch.zeros(2).bfloat16(),
@@ -188,11 +181,7 @@ VALUES = {
     "modules": (lambda: layer(0), layer(1), "module value (other content)"),
     "kinds of modules": (lambda: nn.ReLU(), nn.GELU(), "module value (ReLU there, GELU given)"),
     "settings of modules": (lambda: smooth(0.1), smooth(0.2), "module value (other content)"),
-    "functions": (
-        lambda: F.relu,
-        F.gelu,
-        "setting value (relu there, gelu given)",
-    ),
+    "functions": (lambda: F.relu, F.gelu, "setting value (relu there, gelu given)"),
     "built-in functions": (
         lambda: torch.sin,
         torch.cos,
@@ -205,11 +194,7 @@ VALUES = {
     ),
     "enums": (lambda: Colour.RED, Colour.BLUE, "setting value (Colour.RED there, Colour.BLUE given)"),
     "data classes": (lambda: Config(0.1), Config(0.2), "setting value.alpha (0.1 there, 0.2 given)"),
-    "name spaces": (
-        lambda: SimpleNamespace(a=1),
-        SimpleNamespace(a=2),
-        "setting value.a (1 there, 2 given)",
-    ),
+    "name spaces": (lambda: SimpleNamespace(a=1), SimpleNamespace(a=2), "setting value.a (1 there, 2 given)"),
     "objects": (lambda: Scale(1), Scale(2), "setting value.factor (1 there, 2 given)"),
     "slots": (lambda: Slotted(1), Slotted(2), "setting value.factor (1 there, 2 given)"),
     "methods": (lambda: Scale(1).__call__, Scale(2).__call__, "setting value.of.factor (1 there, 2 given)"),

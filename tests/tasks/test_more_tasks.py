@@ -1,6 +1,7 @@
 """Masked, sequence-to-sequence and token tasks, several labels and real numbers: against transformers' own losses."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -322,62 +323,43 @@ def test_bad_masked_texts(name):
     refused(message, task.loss, made(encoder("Bert", "MaskedLM")), batch)
 
 
-def test_bad_labels_of_other_tasks():
-    tagger, s2s = made(encoder("Bert", "TokenClassification")), made(t5())
-    linear = nn.Linear(3, 2)
-    x = torch.randn(2, 3)
-    for task, model, batch, message in (
-        (
-            TokenClassification(),
-            tagger,
-            {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels': this one has",
-        ),
-        (
-            TokenClassification(),
-            tagger,
-            {"input_ids": torch.ones(2, 2).long(), "labels": torch.tensor([[0, 1], [2, 3]])},
-            "example 1 .*label 3, but the model knows 3 classes",
-        ),
-        (
-            Seq2SeqLM(),
-            s2s,
-            {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels', tokens of the target",
-        ),
-        (
-            Seq2SeqLM(),
-            s2s,
-            {"input_ids": torch.ones(2, 3).long(), "labels": torch.tensor([[5, 6], [-100, -100]])},
-            "example 1 .*every label is -100",
-        ),
-        (
-            Seq2SeqLM(),
-            s2s,
-            {"input_ids": torch.ones(2, 3).long(), "labels": torch.ones(2).long()},
-            "labels of shape",
-        ),
-        (
-            Classification(),
-            linear,
-            (x, torch.tensor([0, -1])),
-            "example 1 .*label -1: expected a class number",
-        ),
-        (Classification(), linear, (x, torch.tensor([2, 0])), "example 0 .*label 2"),
-        (
-            MultiLabel(),
-            linear,
-            (x, torch.tensor([0, 1])),
-            "For one class of each example use unde.tasks.Classif",
-        ),
-        (MultiLabel(), linear, (x, torch.tensor([[0, 1], [3, 0]])), "example 1 .*numbers from 0 to 1"),
-        (Regression(), linear, (x, torch.zeros(2)), "expected as many numbers"),
-        (Regression(), linear, (x, torch.tensor([[0.0, 1.0], [float("nan"), 0.0]])), "example 1 .*finite"),
-        (Regression(), linear, (x, ["a", "b"]), "labels such as 'a'"),
-    ):
-        refused(message, task.loss, model, batch)
-    with pytest.raises(UndeError, match=r"example 31 \(row 1 of its batch\) has the label -1"):
-        Classification().measure(linear, (x, torch.tensor([0, -1])), ids=[30, 31])
+def test_bad_labels_of_texts():
+    def ids(*shape):
+        return {"input_ids": torch.ones(*shape).long()}
+
+    tagged_loss = partial(TokenClassification().loss, made(encoder("Bert", "TokenClassification")))
+    refused("needs 'labels': this one has", tagged_loss, ids(1, 3))
+    labels = torch.tensor([[0, 1], [2, 3]])
+    refused("example 1 .*label 3, but the model knows 3 classes", tagged_loss, ids(2, 2) | {"labels": labels})
+    target_loss = partial(Seq2SeqLM().loss, made(t5()))
+    refused("needs 'labels', tokens of the target", target_loss, ids(1, 3))
+    labels = torch.tensor([[5, 6], [-100, -100]])
+    refused("example 1 .*every label is -100", target_loss, ids(2, 3) | {"labels": labels})
+    refused("labels of shape", target_loss, ids(2, 3) | {"labels": torch.ones(2).long()})
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        (Classification, torch.tensor([0, -1]), "example 1 .*label -1: expected a class number"),
+        (Classification, torch.tensor([2, 0]), "example 0 .*label 2"),
+        (MultiLabel, torch.tensor([0, 1]), "For one class of each example use unde.tasks.Classif"),
+        (MultiLabel, torch.tensor([[0, 1], [3, 0]]), "example 1 .*numbers from 0 to 1"),
+        (Regression, torch.zeros(2), "expected as many numbers"),
+        (Regression, torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), "example 1 .*finite"),
+        (Regression, ["a", "b"], "labels such as 'a'"),
+    ],
+)
+def test_bad_labels_of_vectors(task, labels, message):
+    refused(message, task().loss, nn.Linear(3, 2), (torch.randn(2, 3), labels))
+
+
+def test_bad_labels_are_named_by_id():
+    batch, says = (
+        (torch.randn(2, 3), torch.tensor([0, -1])),
+        r"example 31 \(row 1 of its batch\) has the label -1",
+    )
+    refused(says, Classification().measure, nn.Linear(3, 2), batch, ids=[30, 31])
 
 
 def test_batches_of_collators_of_transformers():
