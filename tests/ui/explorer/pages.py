@@ -14,6 +14,8 @@ from unde.methods import TRAK
 from unde.tasks import Classification
 from unde.ui.explorer import Session
 from unde.ui.explorer.app import application, open_socket
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.query_builder import Inquiry
 
 TOKEN = "a-token-of-the-tests"
 HOSTILE = [
@@ -43,13 +45,9 @@ def classifier() -> nn.Module:
 
 
 def classification() -> Setup:
+    queries = {"learn_queries": images(3, 1), "eval_queries": images(6, 2)}
     return Setup(
-        classifier(),
-        Classification(),
-        images(40, 0),
-        learn_queries=images(3, 1),
-        eval_queries=images(6, 2),
-        ids=[f"img-{i}" for i in range(40)],
+        classifier(), Classification(), images(40, 0), ids=[f"img-{i}" for i in range(40)], **queries
     )
 
 
@@ -105,6 +103,20 @@ class Client:
 
     def rank(self, answer: dict, **how: object) -> dict:
         return self.post("/api/rank", {"answer": answer["answer"], "count": 5, **how})
+
+
+def quiet_job() -> BackgroundJob:
+    return BackgroundJob(lambda job: None, False)
+
+
+def ask(session: Session, *plus: dict, job: BackgroundJob | None = None) -> dict:
+    """The answer of a session, without a server."""
+    return session.ask(Inquiry.read({"plus": list(plus)}), job or quiet_job())
+
+
+def values(row: dict) -> dict[int, float]:
+    """{position: score} of both sides of a row."""
+    return {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
 
 
 def png(size: tuple[int, int] = (8, 8), mode: str = "L", value: object = None, format: str = "PNG") -> bytes:

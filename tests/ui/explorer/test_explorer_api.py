@@ -18,7 +18,6 @@ from unde.evaluate import baseline_scores
 from unde.methods import DAS, TRAK, LoGRA, TracIn
 from unde.ui.explorer import Session
 from unde.ui.explorer.baselines import Baselines
-from unde.ui.explorer.jobs import BackgroundJob
 from unde.ui.explorer.ranking import ScoreCache, Sliders
 
 EVAL = {"kind": "eval", "at": 0}
@@ -66,24 +65,18 @@ def test_another_damping_is_another_answer(pictures):
 
 
 def test_das_is_squared_after_its_weights(tmp_path):
-    def built(method):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    class Task(tasks.Classification):
+        def measure(self, model, batch, *, name="loss", ids=None):
+            if name == "residual":
+                return self.loss(model, batch).detach() + 1
+            return super().measure(model, batch, name="loss", ids=ids)
 
-        class Task(tasks.Classification):
-            def measure(self, model, batch, *, name="loss", ids=None):
-                if name == "residual":
-                    return self.loss(model, batch).detach() + 1
-                return super().measure(model, batch, name="loss", ids=ids)
-
-        x = torch.randn(30, 4)
-        setup = Setup(
-            model, Task(), (x[:24], x[:24, 0].gt(0).long()), eval_queries=(x[24:], x[24:, 0].gt(0).long())
-        )
-        return pages.session(setup, tmp_path / "das", method)
-
-    session = built(DAS(projection="none"))
-    answered = session.ask(pages_inquiry(EVAL), quiet_job())
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(30, 4)
+    y = x[:, 0].gt(0).long()
+    setup = Setup(model, Task(), (x[:24], y[:24]), eval_queries=(x[24:], y[24:]))
+    session = pages.session(setup, tmp_path / "das", DAS(projection="none"))
+    answered = pages.ask(session, EVAL)
     w = torch.tensor([0.3, 1.7])
     [total] = session.index.score([session.roles["eval"].rows[0]]).total(w)
     held = session.answer(answered["answer"]).cache
@@ -91,18 +84,6 @@ def test_das_is_squared_after_its_weights(tmp_path):
     assert not torch.allclose(held.total(2 * w), 2 * held.total(w))
     row = session.rank({"answer": answered["answer"], "values": w.tolist(), "count": 3})["rows"][1]
     assert not row["signed"] and [one["at"] for one in row["high"]] == total.topk(3).indices.tolist()
-
-
-def pages_inquiry(*plus):
-    from unde.ui.explorer.query_builder import Inquiry
-
-    return Inquiry.read({"plus": list(plus)})
-
-
-def quiet_job():
-    from unde.ui.explorer.jobs import BackgroundJob
-
-    return BackgroundJob(lambda job: None, False)
 
 
 def test_contributions_that_memory_does_not_hold(classifier, monkeypatch):
@@ -164,7 +145,7 @@ def test_a_training_example_and_what_it_influences(pictures):
     for w, how in ((None, {}), (session.weights["learned"], {"weights": "learned"})):
         column = session.index.score(queries).total(w)[:, 7]
         row = pictures.rank(reverse, count=20, **how)["rows"][-1]
-        found = {one["at"]: one["value"] for one in [*row["high"], *row["low"]] if one["at"] < len(queries)}
+        found = {at: value for at, value in pages.values(row).items() if at < len(queries)}
         assert found == pytest.approx(dict(enumerate(column.tolist())), rel=1e-4, abs=1e-7)
     entry = pictures.post("/api/examples", {"where": "pool", "answer": reverse["answer"], "at": [6]})[0]
     assert entry["question"] == {"kind": "learn", "at": 0}
@@ -174,12 +155,11 @@ def test_without_queries_training_examples_are_looked_at(tmp_path):
     setup = pages.classification()
     setup.eval_queries = setup.learn_queries = None
     session = pages.session(setup, tmp_path / "idx", TracIn(projection="none"))
-    told = session.influenced(3, {}, quiet_job())
+    told = session.influenced(3, {}, pages.quiet_job())
     assert "no queries yet" in told["notes"][0]
     row = session.rank({"answer": told["answer"], "count": 50})["rows"][0]
-    found = {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
     column = session.index.score(setup.train_data).total()[:, 3]
-    assert found == pytest.approx(dict(enumerate(column.tolist())), rel=1e-4, abs=1e-7)
+    assert pages.values(row) == pytest.approx(dict(enumerate(column.tolist())), rel=1e-4, abs=1e-7)
 
 
 def test_a_picture_becomes_what_the_model_sees(pictures):
@@ -295,18 +275,23 @@ def test_classes_have_names_and_wrong_labels_a_sign(tmp_path):
     entry, whole = session.train.entry(5), session.train.entry(6)
     assert entry["label"] == setup.classes[int(setup.train_data[1][5])]
     assert "mislabelled" in entry["html"] and "mislabelled" not in whole["html"]
-    session.train.read("labels", quiet_job())
+    session.train.read("labels", pages.quiet_job())
     for number, name in enumerate(setup.classes):
         assert torch.equal(session.train.matching({"label": name}), setup.train_data[1] == number)
 
 
-def test_only_so_many_answers_are_held(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "value", "held"), [("unde.Index.memory", 1000, 1), ("unde.ui.explorer.session.MOST", 3, 3)]
+)
+def test_only_so_many_answers_are_held(tmp_path, monkeypatch, limit, value, held):
     session = pages.session(pages.classification(), tmp_path / "idx", TRAK(projection="none"))
-    monkeypatch.setattr(Index, "memory", 1000)
-    told = [session.ask(pages_inquiry({"kind": "eval", "at": i}), quiet_job()) for i in range(4)]
-    assert session.rank({"answer": told[-1]["answer"]})["rows"]
-    with pytest.raises(Exception, match="not held any more"):
-        session.rank({"answer": told[0]["answer"]})
+    monkeypatch.setattr(limit, value)
+    told = [pages.ask(session, {"kind": "eval", "at": i}) for i in range(5)]
+    for one in told[-held:]:
+        assert session.rank({"answer": one["answer"]})["rows"]
+    for one in told[:2]:
+        with pytest.raises(Exception, match="not held any more"):
+            session.rank({"answer": one["answer"]})
 
 
 def test_loaders_put_batches_together_themselves(tmp_path):
@@ -322,9 +307,8 @@ def test_loaders_put_batches_together_themselves(tmp_path):
     setup.train_data, setup.learn_queries = DataLoader(given[:30], collate_fn=doubled), None
     setup.eval_queries, setup.ids = DataLoader(given[30:], collate_fn=doubled), None
     session = pages.session(setup, tmp_path / "idx", TracIn(projection="none"))
-    told = session.ask(pages_inquiry({"kind": "eval", "at": 3}), quiet_job())
+    told = pages.ask(session, {"kind": "eval", "at": 3})
     row = session.rank({"answer": told["answer"], "count": 30})["rows"][0]
-    found = {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
 
     def gradient(i):
         loss = nn.functional.cross_entropy(setup.model(2 * x[i : i + 1]), y[i : i + 1])
@@ -332,18 +316,7 @@ def test_loaders_put_batches_together_themselves(tmp_path):
         return torch.cat([part.flatten() for part in parts])
 
     alike = {i: float(gradient(33) @ gradient(i)) for i in range(30)}
-    assert found == pytest.approx(alike, rel=1e-3, abs=1e-5)
-
-
-def test_small_answers_are_held_in_numbers(tmp_path, monkeypatch):
-    session = pages.session(pages.classification(), tmp_path / "idx", TRAK(projection="none"))
-    monkeypatch.setattr("unde.ui.explorer.session.MOST", 3)
-    told = [session.ask(pages_inquiry({"kind": "eval", "at": i}), quiet_job()) for i in range(5)]
-    for one in told[2:]:
-        assert session.rank({"answer": one["answer"]})["rows"]
-    for one in told[:2]:
-        with pytest.raises(Exception, match="not held any more"):
-            session.rank({"answer": one["answer"]})
+    assert pages.values(row) == pytest.approx(alike, rel=1e-3, abs=1e-5)
 
 
 def test_what_sliders_shade_is_not_held_for_ever(texts, monkeypatch):
@@ -376,9 +349,9 @@ def test_weights_that_saw_the_query_say_so(tmp_path):
     rows = session.roles["learn"].rows
     seen = replace(session.weights["learned"], query_digests=rows.digests())
     other = Session(session.index, session.setup, {"learned": seen})
-    told = other.ask(pages_inquiry({"kind": "learn", "at": 1}), quiet_job())
+    told = pages.ask(other, {"kind": "learn", "at": 1})
     assert "were learned on this query" in told["notes"][0]
-    assert not other.ask(pages_inquiry(EVAL), quiet_job())["notes"]
+    assert not pages.ask(other, EVAL)["notes"]
 
 
 def test_an_index_that_changes_is_not_asked_any_more(tmp_path):
@@ -447,7 +420,7 @@ def test_baselines_of_sets_and_of_typed_texts(texts):
 def test_hidden_states_that_memory_does_not_hold(texts):
     baselines = texts.session.baselines
     asked = [texts.session.answer(texts.ask({"kind": "train", "at": 1})["answer"]).asked[0]]
-    job = BackgroundJob(lambda job: None, quiet=True)
+    job = pages.quiet_job()
     held = baselines.score("hidden-state similarity", asked, [], job)
     assert baselines._hidden is not None
     again = Baselines(baselines.setup, baselines.train, memory=100)

@@ -18,6 +18,7 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
 ]  # fmt: skip
+EVAL = {"kind": "eval", "at": 0}
 PATIENCE = 10_000  # milliseconds
 
 
@@ -50,6 +51,12 @@ def tabs(browser, count=1, **options):
 
 def link(client, *plus, **state):
     return f"{client.address}#{urlencode({'q': json.dumps(plus), **state})}" if plus else client.address
+
+
+def opened(tab, client, *plus, **state):
+    """The page on a question, once it is answered."""
+    tab.goto(link(client, *plus, **state))
+    answered(tab)
 
 
 def answered(tab):
@@ -131,8 +138,7 @@ def test_labels_sets_and_the_other_direction(browser, pictures):
     session = pictures.session
     x, y = session.roles["eval"].rows[0]
     with tabs(browser) as (tab,):
-        tab.goto(link(pictures, {"kind": "eval", "at": 0}))
-        answered(tab)
+        opened(tab, pictures, EVAL)
         other = (int(y) + 1) % 4
         with tab.expect_response("**/api/rank"):
             tab.locator("#asked-label").select_option(str(other))
@@ -194,8 +200,7 @@ def test_filters(browser, pictures):
     [total] = session.index.score([session.roles["eval"].rows[0]]).total()
     labels = session.setup.train_data[1]
     with tabs(browser) as (tab,):
-        tab.goto(link(pictures, {"kind": "eval", "at": 0}))
-        answered(tab)
+        opened(tab, pictures, EVAL)
         with tab.expect_response("**/api/rank"):
             tab.locator("[name=label]").select_option("1")
         until(tab, "document.querySelector('#matched').textContent.includes('match')")
@@ -241,8 +246,7 @@ def test_texts_that_would_like_to_be_markup(browser, texts):
 def test_marks_in_two_tabs_and_their_list(browser, pictures):
     with tabs(browser, 2) as (tab, other):
         for each in (tab, other):
-            each.goto(link(pictures, {"kind": "eval", "at": 0}))
-            answered(each)
+            opened(each, pictures, EVAL)
         at = ranked(tab)[0][0]
         tab.locator(".pro .open").first.focus()
         tab.keyboard.press("Enter")
@@ -266,8 +270,7 @@ def test_marks_in_two_tabs_and_their_list(browser, pictures):
 
 def test_a_phone_has_room_for_it(browser, pictures):
     with tabs(browser, viewport={"width": 390, "height": 844}, color_scheme="dark") as (tab,):
-        tab.goto(link(pictures, {"kind": "eval", "at": 0}, weights="learned"))
-        answered(tab)
+        opened(tab, pictures, EVAL, weights="learned")
         assert tab.evaluate("document.documentElement.scrollWidth") <= 396
         page = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert page == "rgb(19, 22, 25)"
@@ -285,8 +288,7 @@ def test_a_wrong_address_does_not_break_the_page(browser, pictures, state):
 
 def test_baselines_are_columns_to_switch_on(browser, texts):
     with tabs(browser, viewport={"width": 1500, "height": 900}) as [tab]:
-        tab.goto(link(texts, {"kind": "eval", "at": 0}))
-        answered(tab)
+        opened(tab, texts, EVAL)
         assert tab.locator("#rows > .row").count() == 1
         assert tab.locator(".baselines input").evaluate_all("some => some.map(x => x.checked)") == [
             False,
@@ -296,7 +298,7 @@ def test_baselines_are_columns_to_switch_on(browser, texts):
         tab.wait_for_selector('#rows > [data-row="BM25"]')
         tab.get_by_label("show hidden-state similarity").check()
         tab.wait_for_selector('#rows > [data-row="hidden-state similarity"]')
-        answer = texts.ask({"kind": "eval", "at": 0})
+        answer = texts.ask(EVAL)
         rows = texts.rank(answer, count=10, baselines=["BM25", "hidden-state similarity"])["rows"]
         for number, row in enumerate(rows[1:], 1):
             assert [at for at, _ in ranked(tab, number, ".high")] == [one["at"] for one in row["high"]]
@@ -323,8 +325,7 @@ def test_a_baseline_that_fails_is_switched_off(browser, pictures, monkeypatch):
 
     monkeypatch.setattr(pictures.session.baselines, "score", broken)
     with tabs(browser) as [tab]:
-        tab.goto(link(pictures, {"kind": "eval", "at": 1}))
-        answered(tab)
+        opened(tab, pictures, {"kind": "eval", "at": 1})
         tab.get_by_label("show hidden-state similarity").click()  # it may be off again at once
         tab.wait_for_selector("#error:not([hidden])")
         assert "no hidden states today" in tab.locator("#error").inner_text()

@@ -18,8 +18,8 @@ from unde.integrations.diffusers import (
     sample_pipeline,
 )
 from unde.methods import DTRAK, JourneyTRAK
-from unde.ui.explorer.jobs import BackgroundJob
-from unde.ui.explorer.query_builder import Inquiry
+
+PROMPT = {"kind": "prompt", "text": "a red dog", "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +32,15 @@ def session(tmp_path_factory):
     return made
 
 
-def asked(session, question, told=None):
-    job = BackgroundJob(lambda job: None, False)
-    if told is not None:
-        tell = job.tell
-        job.tell = lambda *said: (told.append(said), tell(*said))
-    return session.ask(Inquiry.read({"plus": [question]}), job)
-
-
 def best(session, answer):
-    row = session.rank({"answer": answer["answer"], "count": 8})["rows"][0]
-    return {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
+    return pages.values(session.rank({"answer": answer["answer"], "count": 8})["rows"][0])
 
 
 def test_a_prompt_is_generated_with_its_seed(session):
-    told = []
-    answer = asked(session, {"kind": "prompt", "text": "a red dog", "seed": 5}, told)
+    told, job = [], pages.quiet_job()
+    tell = job.tell
+    job.tell = lambda *said: (told.append(said), tell(*said))
+    answer = pages.ask(session, PROMPT, job=job)
     assert [said[1:] for said in told if said[0] == "generating the image" and said[1:]][-1] == (50, 50)
     samples = sample_pipeline(session.pipeline, ["a red dog"], [5], progress=False)
     scores = session.index.score(Rows(query_columns(samples), session.setup.task.collate))
@@ -61,7 +54,7 @@ def test_a_picture_is_encoded_with_its_prompt(session):
     image = sd_toy.pixels(8)[3]
     picture = pages.encoded(image.permute(1, 2, 0).numpy())
     digest = session.builder.keep(picture)["picture"]
-    answer = asked(session, {"kind": "picture", "picture": digest, "text": "a fish"})
+    answer = pages.ask(session, {"kind": "picture", "picture": digest, "text": "a fish"})
     latents = encode_images(session.pipeline, image[None], progress=False)  # noise follows from their bits
     prompt = encode_prompts(session.pipeline, ["a fish"])
     assert torch.allclose(latents[0], session.train.rows[3]["latents"], atol=1e-6)
@@ -69,15 +62,13 @@ def test_a_picture_is_encoded_with_its_prompt(session):
     [total] = session.index.score(Rows(columns, session.setup.task.collate)).total()
     assert best(session, answer) == pytest.approx(dict(enumerate(total.tolist())), rel=1e-3)
     large = session.builder.keep(pages.png((20, 12), "RGB", "white"))["picture"]  # as bright as can be
-    assert (
-        "resized from 20 × 12"
-        in asked(session, {"kind": "picture", "picture": large})["asked"][0]["notes"][0]
-    )
+    [asked] = pages.ask(session, {"kind": "picture", "picture": large})["asked"]
+    assert "resized from 20 × 12" in asked["notes"][0]
 
 
 def test_what_is_generated_is_influenced_too(session):
-    asked(session, {"kind": "prompt", "text": "a red dog", "seed": 5})
-    told = session.influenced(2, {}, BackgroundJob(lambda job: None, False))
+    pages.ask(session, PROMPT)
+    told = session.influenced(2, {}, pages.quiet_job())
     assert "asked in this session" in told["notes"][0]
     entry = session.answer(told["answer"]).of.entry(0)
     assert entry["question"]["kind"] in ("prompt", "picture")
@@ -86,7 +77,7 @@ def test_what_is_generated_is_influenced_too(session):
 
 
 def test_prompts_can_be_searched(session):
-    session.train.read("texts", BackgroundJob(lambda job: None, False))
+    session.train.read("texts", pages.quiet_job())
     found = session.train.matching({"text": "red"})
     assert torch.equal(found, torch.tensor(["red" in p for p in sd_toy.PROMPTS * 2]))
     assert session.describe()["asks"]["prompted"] is True
