@@ -45,12 +45,6 @@ def test_intervals_cover_the_median_of_a_skewed_distribution():
     assert np.mean(inside) == pytest.approx(1 - 2 * stats.binom.cdf(1, 9, 0.5), abs=0.012)
 
 
-def test_the_interval_is_about_that_of_a_bootstrap():
-    values = np.random.default_rng(1).normal(2, 0.3, 60)
-    other = stats.bootstrap((values,), np.median, random_state=0, method="percentile").confidence_interval
-    assert median_interval(values) == pytest.approx((other.low, other.high), abs=0.05)
-
-
 def test_ratios_are_of_the_same_round():
     noise = np.array([1.0, 5.0, 2.0, 9.0, 1.0, 3.0, 1.5])  # of the machine, which hits both
     found = rounds.ratio(0.8 * noise, noise)

@@ -60,6 +60,14 @@ def invoke(*arguments):
     return run(*arguments, both=True)
 
 
+def extend_project(name, text, target, *options):
+    """More in the module, and an index of it in idx, without a projection; the target."""
+    with open(f"{name}.py", "a") as file:
+        file.write(text)
+    run("build", f"{name}:{target}", "--out", "idx", "--projection", "none", *options)
+    return f"{name}:{target}"
+
+
 def add_project(folder, monkeypatch, text=PROJECT, name="project"):
     """A module in `folder`, which becomes the working folder; its name."""
     name = f"{name}_{folder.name.replace('-', '_')}"

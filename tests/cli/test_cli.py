@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from commands import invoke, run
 
 from refusals import refused
@@ -15,9 +14,14 @@ from unde.evaluate import Bank, baseline_scores, lds
 from unde.setup import Recipe
 
 
+def opened(target):
+    """The setup of a project, and its index."""
+    setup = Recipe(target).make()
+    return setup, Index.open("idx", model=setup.model, task=setup.task)
+
+
 def test_attribute_prints_what_the_library_gives(built):
-    setup = Recipe(built).make()
-    index = Index.open("idx", model=setup.model, task=setup.task)
+    setup, index = opened(built)
     expected = index.score(setup.eval_queries).top(3, Weights.load("w.json"))
     rows = json.loads(run(f"attribute {built} --index idx --weights w.json --top 3 --format json"))
     assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
@@ -36,8 +40,7 @@ def bank_of(path, scores):
 
 
 def test_evaluate_measures_lds_against_a_bank(built):
-    setup = Recipe(built).make()
-    index = Index.open("idx", model=setup.model, task=setup.task)
+    setup, index = opened(built)
     total = index.score(setup.eval_queries).total().numpy()
     bank_of("bank.npz", total)
     found = json.loads(run(f"evaluate {built} --index idx --bank bank.npz --weights w.json --format json"))
@@ -92,20 +95,16 @@ def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
     assert "expected MODULE:FUNCTION" in printed
 
 
-def test_models_on_the_command_line_are_left_as_they_were(project):
-    setup = Recipe(f"{project}:make").make()
-    before = {k: v.clone() for k, v in setup.model.state_dict().items()}
-    run("build", f"{project}:make", "--out", "idx")
-    after = Recipe(f"{project}:make").make().model.state_dict()
-    assert all(torch.equal(v, before[k]) for k, v in after.items())
+def assert_same_index(*folders):
+    one, two = (Index.open(folder) for folder in folders)
+    assert one.manifest == two.manifest
+    shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
 
 
 def test_several_processes_build_the_same_index(built):
     run(f"build {built} --out again --projection none --batch-size 16 --engine processes:2")
-    one, two = (Index.open(folder) for folder in ("idx", "again"))
-    assert one.manifest == two.manifest
-    shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
-    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+    assert_same_index("idx", "again")
 
 
 def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
@@ -122,11 +121,8 @@ def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
     run(*common, "--engine", "array")
     refused("shards are missing", Index.open, "parts")
     assert "60 examples" in run("finish", "parts")
-    one, two = (Index.open(folder) for folder in ("whole", "parts"))
-    assert one.manifest == two.manifest
-    assert len(one.manifest.shards) > 3
-    shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
-    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+    assert_same_index("whole", "parts")
+    assert len(Index.open("parts").manifest.shards) > 3
 
 
 def test_asked_in_several_processes(built):

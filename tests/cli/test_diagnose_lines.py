@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import invoke, run
+from commands import extend_project, invoke
 
 from report_dom import parse, words
 
@@ -25,10 +25,7 @@ def hinge():
 
 @pytest.fixture
 def hinge(project):
-    with open(f"{project}.py", "a") as file:
-        file.write(HINGE)
-    run("build", f"{project}:hinge", "--out", "idx", "--projection", "none", "--method", "tracin")
-    return f"{project}:hinge"
+    return extend_project(project, HINGE, "hinge", "--method", "tracin")
 
 
 def test_zero_gradients_on_the_line_and_on_the_page(hinge):

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import extend_project, run
 
 from refusals import refused
 from report_dom import parse, words
@@ -47,9 +47,7 @@ def squared():
 
 @pytest.fixture
 def built(project):
-    with open(f"{project}.py", "a") as file:
-        file.write(MORE)
-    run("build", f"{project}:make", "--out", "idx", "--projection", "none", "--method", "tracin")
+    extend_project(project, MORE, "make", "--method", "tracin")
     return project
 
 

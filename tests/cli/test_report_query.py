@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import invoke, run
+from commands import extend_project, invoke, run
 
 from refusals import refused
 from report_dom import parse, words
@@ -41,10 +41,7 @@ def asked():
 
 @pytest.fixture
 def built(project):
-    with open(f"{project}.py", "a") as file:
-        file.write(PICTURES)
-    run("build", f"{project}:pictures", "--out", "idx", "--projection", "none", "--method", "tracin")
-    return f"{project}:pictures"
+    return extend_project(project, PICTURES, "pictures", "--method", "tracin")
 
 
 def page(*arguments):

@@ -115,14 +115,7 @@ def test_bad_lists(project, tmp_path):
     assert len(Index.open("idx")) == 60
 
 
-def test_merged(grown):
-    run("build", f"{grown}:only_new", "--out", "more", "--method", "ekfac", "--projection", "kron(3)")
-    assert run("merge", "all", "idx", "more").strip() == "all: 69 examples of 2 indexes in 2 groups"
-    assert run("attribute", f"{grown}:grown", "--index", "all")
-    refused("holds an index already", run, "merge", "more", "idx", "more")
-
-
-def test_repacked(grown):
+def test_repacked_and_merged(grown):
     """A large part in int8 and a small one in float32 become one index."""
     run(f"build {grown}:only_new --out more --method ekfac --projection 'kron(3)' --store-dtype int8")
     refused("if store_dtype alone differs, repack one of them first", run, "merge", "all", "idx", "more")
@@ -131,5 +124,6 @@ def test_repacked(grown):
     old, new = (sum(f.stat().st_size for f in Path(name, "shards").iterdir()) for name in ("idx", "small"))
     assert new < old
     assert run("merge", "all", "small", "more").strip() == "all: 69 examples of 2 indexes in 2 groups"
+    refused("holds an index already", run, "merge", "more", "small", "more")
     assert run("attribute", f"{grown}:grown", "--index", "all")
     refused("is stored in float32 already", run, "repack", "other", "idx", "--store-dtype", "float32")

@@ -53,12 +53,6 @@ def test_every_command_takes_urls(project, store, tmp_path):
     assert list((store / "idx" / "queries").iterdir())
 
 
-def test_an_index_remembers_its_project(project, store):
-    run("build", f"{project}:make", "--out", store / "idx", "--projection", "none")
-    told = invoke("attribute", "--index", store / "idx", "--top", 1)
-    assert f"using {project}:make, as remembered by {store}/idx" in told.replace("\n", " ")
-
-
 def test_an_index_that_may_only_be_read(project, store):
     run("build", f"{project}:make", "--out", store / "idx", "--projection", "none", "--method", "tracin")
     want = run("attribute", "--index", store / "idx", "--format", "csv")

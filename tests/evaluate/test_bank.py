@@ -11,7 +11,7 @@ from bank_jobs import assert_same, run
 
 from refusals import refused
 from unde.errors import UndeError
-from unde.evaluate import Bank, lds
+from unde.evaluate import Bank
 
 MODELS = 2 * bank_jobs.SUBSETS
 
@@ -144,17 +144,3 @@ def test_nonsense_counts(tmp_path):
     for change in ({"processes": 0}, {"threads": 0}):
         refused("expected at least 1", run, tmp_path / "bank", **change)
     assert not list(Path(tmp_path).iterdir())
-
-
-def test_a_bank_and_lds_fit_together(tmp_path):
-    """Models that are the mean of their subset: the centred values are exact scores, up to the sign."""
-    values = torch.linspace(-1, 1, 20) ** 3
-    bank = Bank.run(
-        tmp_path / "bank",
-        train=lambda indices, seed: values[indices].mean(),
-        utility=lambda mean: torch.stack([mean, -mean]),
-        n_train=20,
-        subsets=16,
-    )
-    e = lds(torch.stack([values, -values]), bank.masks, bank.utility["queries"])
-    assert e.mean > 0.999

@@ -47,15 +47,10 @@ def test_padding_on_the_left_does_not_count():
     torch.manual_seed(0)
     model = models.gpt2().eval()
     data = tokens((3, 9, 5))
-    padded = [
-        {
-            "input_ids": nn.functional.pad(e["input_ids"], (9 - len(e["input_ids"]), 0)),
-            "attention_mask": nn.functional.pad(
-                torch.ones(len(e["input_ids"])), (9 - len(e["input_ids"]), 0)
-            ),
-        }
-        for e in data
-    ]
+    padded = []
+    for ids in (e["input_ids"] for e in data):
+        ids, mask = (nn.functional.pad(row, (9 - len(ids), 0)) for row in (ids, torch.ones(len(ids))))
+        padded.append({"input_ids": ids, "attention_mask": mask})
     plain, left = (baseline_scores(model, CausalLM(), some, some) for some in (data, padded))
     for name in (HIDDEN, "loss"):
         torch.testing.assert_close(plain[name], left[name], rtol=1e-5, atol=2e-6)

@@ -13,9 +13,7 @@ from refusals import refused
 from unde.errors import UndeError
 from unde.evaluate import (
     bm25,
-    lds,
     random_indices,
-    recall_at_k,
     representation_distance,
     representation_similarity,
 )
@@ -93,19 +91,6 @@ def test_bm25_bad_input(train, queries, message):
 def test_bm25_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     refused(r"pip install 'unde\[hf\]'", bm25, ["text"], ["text"])
-
-
-def test_scores_fit_the_metrics():
-    rng = np.random.default_rng(0)
-    scores = bm25(CORPUS, CORPUS[:2])
-    relevant = np.eye(5, dtype=bool)[:2]
-    assert recall_at_k(scores.topk(1).indices, relevant).mean == 1
-    masks = rng.random((20, 5)) < 0.5
-    assert lds(scores, masks, masks.astype(float) @ scores.double().numpy().T).mean > 0.999
-    x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
-    scores = similarity(nn.Sequential(nn.Linear(4, 3)), (x, y), (x[:2], y[:2]), "0")
-    assert recall_at_k(scores.topk(1).indices, relevant).mean == 1
-    assert lds(scores, masks, masks.astype(float) @ scores.double().numpy().T).mean > 0.999
 
 
 def similarity(model, train, queries, layer, **options):

@@ -68,15 +68,6 @@ def test_recall_of_every_target_and_attribute(world, k):
         np.testing.assert_allclose(found.recall[name]["all"].per_query, both)
 
 
-def test_weights_for_an_attribute_find_it(world):
-    scores, _, relevant = world
-    targets = {"style": weights(1.0, 0.01, 0.01), "subject": weights(0.01, 1.0, 0.01)}
-    difference = fine_grained(scores, targets, relevant, k=3).difference
-    for target in targets:
-        e = difference[target][target]
-        assert e.mean > e.ci95
-
-
 def test_differences_are_paired_with_no_weights(world):
     scores, sides, relevant = world
     found = fine_grained(scores, {"style": weights(3.0, 0.1, 0.1)}, relevant, k=4)

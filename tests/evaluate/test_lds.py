@@ -119,13 +119,6 @@ def test_bootstrap_equals_resampling_spelled_out(ties):
     np.testing.assert_array_equal(fast.per_query, lds(scores, masks, utility).per_query)
 
 
-def test_bootstrap_is_seeded():
-    args = problem(7)
-    first, again = (lds(*args, bootstrap=50, seed=1).ci95_total for _ in range(2))
-    assert first == again
-    assert first != lds(*args, bootstrap=50, seed=2).ci95_total
-
-
 def test_draws_that_miss_all_variation_are_left_out():
     masks = np.eye(10, dtype=bool)
     utility = np.zeros((10, 1))

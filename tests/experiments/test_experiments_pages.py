@@ -1,6 +1,5 @@
 """The page of results: from files to tables, what is missing included, and nothing out of date."""
 
-import doctest
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -254,10 +253,6 @@ def test_check_finds_a_page_that_was_changed(monkeypatch, tmp_path):
     assert "71.63" in page.read_text()
     tables.render()
     assert tables.render(check=True) == [] and not (tmp_path / "figures" / "old.svg").exists()
-
-
-def test_headings_become_the_anchors_of_github():
-    assert doctest.testmod(tables).failed == 0
 
 
 def test_estimates_without_intervals():

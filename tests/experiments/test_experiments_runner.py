@@ -1,6 +1,5 @@
 """`python -m experiments`: every study is found, results are kept, and what is missing is said in a sentence."""
 
-import doctest
 import json
 import sys
 import types
@@ -79,12 +78,6 @@ def test_bank_studies_know_every_bank():
 
     assert set(sweep.EVERY_BANK) == set(cells.CELLS)
     assert set(runner.DATA_OF_BANK) <= set(sweep.EVERY_BANK)
-
-
-def test_blocks_and_components_of_layers():
-    from experiments.studies import group_strength
-
-    assert doctest.testmod(group_strength).failed == 0
 
 
 def test_list_says_what_is_done_and_what_is_missing(toy, capsys):

@@ -5,14 +5,17 @@ import doctest
 import pytest
 from experiments.pages import book, verdicts
 from experiments.pages.verdicts import count, evidence, holm, p_value
+from experiments.studies import group_strength
 from scipy.stats import norm
+
+from experiments import tables
 
 
 def cell(mean, ci95=0.01, total=0.02):
     return {"mean": mean, "ci95": ci95, "ci95_total": total}
 
 
-@pytest.mark.parametrize("module", [verdicts, book])
+@pytest.mark.parametrize("module", [verdicts, book, tables, group_strength])
 def test_the_examples_in_the_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 

@@ -26,11 +26,6 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return sd_toy.save(tmp_path_factory.mktemp("pipeline"))
-
-
 @pytest.fixture
 def pipeline(saved):
     return sd_toy.load(saved)

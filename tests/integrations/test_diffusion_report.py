@@ -60,8 +60,7 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        for method in ("d-trak", "das"):
-            run("build", "robot_project:make", "--out", method, "--method", method, "--projection", "kron(2)")
+        run("build robot_project:make --out d-trak --method d-trak --projection", "kron(2)")
         for target in ("make", "subject"):
             run(
                 f"learn robot_project:{target} --index d-trak --out {target}.json --queries learn --k 2 "
@@ -83,11 +82,7 @@ def test_a_page_with_prompts_marks_and_sets_of_weights(built):
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)  # one file, nothing beside it
     setup = Recipe("robot_project:make").make()
     scores = Index.open("d-trak", model=setup.model, task=setup.task).score(setup.eval_queries)
-    ways = {
-        "unweighted": None,
-        "style": Weights.load("make.json"),
-        "subject": Weights.load("subject.json"),
-    }
+    ways = {"unweighted": None, "style": Weights.load("make.json"), "subject": Weights.load("subject.json")}
     letters = {"subject": "P", "style": "S", "background": "B"}
     marked = 0
     for q, prompt in enumerate(setup.eval_queries["text"]):
@@ -110,10 +105,3 @@ def test_a_page_with_prompts_marks_and_sets_of_weights(built):
     assert marked  # else nothing was tested
     assert page.count('<article class="weight-set">') == 2
     assert re.findall(r'class="block-label"[^>]*>(\w+)<', page) == ["Down", "Mid", "Up"] * 2
-
-
-def test_das_has_no_opponents(built):
-    run("report", "robot_project:make", "--index", "das", "--out", "das.html", "--first", 1, "--top", 3)
-    page = Path("das.html").read_text()
-    assert "Lowest scores" in page and "there are no opponents" in page
-    assert "Opponents" not in page and "Proponents" not in page

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from refusals import refused
 from unde import Index, UndeError, Weights, cli
-from unde.evaluate import Bank
 from unde.integrations.language import hf_setup
 
 LEARN = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
@@ -161,20 +160,6 @@ def test_without_weights_there_is_one_column(project):
     assert 'class="rows compared"' in page and "show BM25" in page and "show hidden-state similarity" in page
 
 
-def test_evaluate_measures_lds(project):
-    here = setup(eval_queries="eval.jsonl")
-    total = Index.open("idx", model=here.model, task=here.task).score(here.eval_queries).total().numpy()
-    Bank.run(  # a bank whose models behave exactly as the unweighted scores predict
-        "bank.npz",
-        train=lambda indices, seed: total[:, indices].sum(1),
-        utility=lambda predicted: {"eval": predicted},
-        n_train=total.shape[1],
-        subsets=8,
-    )
-    options = ("--index", "idx", "--queries", "eval.jsonl", "--bank", "bank.npz", "--format", "json")
-    assert json.loads(run("evaluate", *options))["unweighted"]["mean"] == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("method", ["logra", "ekfac"])
 def test_other_methods_and_packed_texts(project, tmp_path, method):
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress((project / "train.jsonl").read_bytes()))
@@ -197,21 +182,6 @@ def test_a_plan_is_that_of_the_build(project, tmp_path):
     index = Index.open(tmp_path / "idx")
     assert (told["examples"], told["totals"]["features"]) == (len(index), index.manifest.width)
     assert tuple(told["groups"]) == index.groups.names
-
-
-def test_an_adapter_on_the_command_line(project, tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["c_fc"], task_type="CAUSAL_LM", fan_in_fan_out=True)
-    peft.get_peft_model(setup().model, config).save_pretrained(tmp_path / "adapter")
-    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    adapter["base_model_name_or_path"] = str(project / "model")
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
-    run(
-        "build --data train.jsonl --text-field body --method tracin",
-        *("--hf-model", tmp_path / "adapter", "--out", tmp_path / "idx"),
-    )
-    assert all("lora" in name for name in Index.open(tmp_path / "idx").manifest.unit_names)
-    assert "1." in run("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 1)
 
 
 def test_data_that_changed_or_went_away(project, tmp_path):
@@ -314,45 +284,6 @@ def test_columns_that_are_not_used_are_named_once(project, tmp_path):
     result = CliRunner().invoke(cli.app, [str(a) for a in (*built, "--method", "tracin")])
     assert result.exit_code == 0 and result.output.count("'url', 'date' are not used") == 1
     assert "1 shard" in result.output and "1 shards" not in result.output
-
-
-def test_a_conversation_from_build_to_answer(project, tmp_path):
-    """Chat data on the command line is what the library makes of it; fields and checkpoints are remembered."""
-    from hf_toy import gpt2, tokenizer
-
-    gpt2().save_pretrained(tmp_path / "model")
-    tok = tokenizer()
-    tok.chat_template = (
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
-    )
-    tok.save_pretrained(tmp_path / "model")
-    pairs = [("Peace?", "Yes, peace."), ("Trade?", "Soon."), ("Roads?", "They are built.")]
-    for name, some in (("train", pairs), ("eval", [("War?", "No, peace.")])):
-        talks = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in some]
-        lines = [json.dumps({"talk": t, "id": t[0]["content"]}) + "\n" for t in talks]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    run(
-        "build --text-field talk --method tracin --projection none",
-        *("--hf-model", tmp_path / "model", "--data", tmp_path / "train.jsonl", "--out", tmp_path / "idx"),
-    )
-    options = (
-        "--index",
-        tmp_path / "idx",
-        "--queries",
-        tmp_path / "eval.jsonl",
-        "--top",
-        3,
-        "--format",
-        "json",
-    )
-    rows = json.loads(run("attribute", *options))
-    here = hf_setup(tmp_path / "model", tmp_path / "train.jsonl", text_field="talk",
-                    eval_queries=tmp_path / "eval.jsonl")  # fmt: skip
-    index = Index.open(tmp_path / "idx", model=here.model, task=here.task, train_data=here.train_data)
-    assert [r["score"] for r in rows] == pytest.approx(
-        index.score(here.eval_queries).top(3).values.flatten().tolist(), rel=1e-5
-    )
-    assert {r["id"] for r in rows} == {"Peace?:1", "Trade?:1", "Roads?:1"}
 
 
 def test_texts_are_appended_and_removed(prepared, tmp_path, monkeypatch):

@@ -91,13 +91,6 @@ def test_code_is_run_if_it_is_asked_for_on_this_very_line(with_code, tmp_path):
     assert marker.exists()
 
 
-def test_the_same_in_python(with_code, tmp_path):
-    refused(REFUSED, hf_setup, with_code, hf_toy.LINES)
-    assert not (tmp_path / "was run").exists()
-    hf_setup(with_code, hf_toy.LINES, trust_remote_code=True)
-    assert (tmp_path / "was run").exists()
-
-
 def test_a_tokenizer_with_code(tmp_path, monkeypatch):
     folder = hf_toy.save(tmp_path / "model")
     (folder / "own.py").write_text(CODE.format(marker=str(tmp_path / "was run")))

@@ -20,11 +20,6 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return sd_toy.save(tmp_path_factory.mktemp("pipeline"))
-
-
 def example():
     path = Path(__file__).parents[2] / "examples" / "stable_diffusion_lora.py"
     spec = importlib.util.spec_from_file_location("stable_diffusion_lora", path)

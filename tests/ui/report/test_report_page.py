@@ -47,49 +47,31 @@ def make_page(word: str = "", sets: bool = False) -> Page:
         return Item(f"id{index}{word}", labels[0], image, passage, labels[1], prompt=prompt)
 
     def some(kind: int, sign: int) -> list[ScoredItem]:
-        marks = [Mark("S", f"style{word}")]
-        return [
-            ScoredItem(item(int(rng.integers(1000)), kind), sign * value, marks=marks)
-            for value in rng.random(5)
-        ]
+        more = {"marks": [Mark("S", f"style{word}")]}
+        values = sign * rng.random(5)
+        return [ScoredItem(item(int(rng.integers(1000)), kind), value, **more) for value in values]
 
-    queries = [
-        QueryPanel(
-            item(900 + kind, kind),
-            [
-                Row(f"{name}{word}", some(kind, 1), some(kind, -1), word)
-                for name in ("unweighted", "weighted")
-            ],
-            predicted=f"label{kind}{word}",
-            note=f"note{word}",
-        )
-        for kind in range(3)
-    ]
+    def query(kind: int) -> QueryPanel:
+        names = ("unweighted", "weighted")
+        rows = [Row(f"{name}{word}", some(kind, 1), some(kind, -1), word) for name in names]
+        more = {"predicted": f"label{kind}{word}", "note": f"note{word}"}
+        return QueryPanel(item(900 + kind, kind), rows, **more)
+
+    groups = [f"block{i // 4}{word}.layer{i}" for i in range(16)]
+    notes = {"objective": [0.1, 0.2], "objective_label": f"objective{word}", "note": word}
     weights = [
-        WeightsPanel(
-            [f"block{i // 4}{word}.layer{i}" for i in range(16)],
-            np.ones(16),
-            objective=[0.1, 0.2],
-            objective_label=f"objective{word}",
-            note=word,
-            name=f"{name}{word}",
-        )
-        for name in ("subject", "style")
+        WeightsPanel(groups, np.ones(16), name=f"{name}{word}", **notes) for name in ("subject", "style")
     ]
+    maps = {f"m{word}": [[0.5]]}
+    curves = [RocCurve(f"curve{word}", [0, 1], [0, 1], 0.5)]
     return Page(
         title=f"Digits{word}",
         subtitle=f"Subtitle{word}",
         cards=[Card(f"Card{word}", f"41{word}", f"remark{word}")],
-        queries=queries,
+        queries=[query(kind) for kind in range(3)],
         weights=weights if sets else weights[0],
-        heatmaps=[
-            HeatmapPanel(
-                f"Map{word}", [f"r{word}"], [f"c{word}"], {f"m{word}": [[0.5]]}, f"recall{word}", word
-            )
-        ],
-        mislabelled=MislabelPanel(
-            some(0, 1), [RocCurve(f"curve{word}", [0, 1], [0, 1], 0.5)], 100, 10, f"influence{word}", word
-        ),
+        heatmaps=[HeatmapPanel(f"Map{word}", [f"r{word}"], [f"c{word}"], maps, f"recall{word}", word)],
+        mislabelled=MislabelPanel(some(0, 1), curves, 100, 10, f"influence{word}", word),
         tables=[ResultTable(f"ResultTable{word}", [f"column{word}"], [[f"cell{word}"]], f"note{word}")],
         steps=[Step(f"step{word}", 2.0, f"remark{word}")],
         provenance={f"key{word}": f"value{word}", "nested": {f"key{word}": [f"value{word}"]}},
@@ -143,11 +125,8 @@ def test_nothing_is_fetched_and_nothing_runs(sets):
                 assert re.match(r"data:image/png;base64,|data:,$|#", value or ""), value
     assert "url(" not in CSS
     assert "@import" not in CSS
-    (policy,) = (
-        node.attributes["content"] or ""
-        for node in root.all("meta")
-        if node.attributes.get("http-equiv") == "Content-Security-Policy"
-    )
+    metas = {node.attributes.get("http-equiv"): node.attributes.get("content") for node in root.all("meta")}
+    policy = metas["Content-Security-Policy"] or ""
     assert policy.startswith("default-src 'none'; img-src data:")
     assert "script-src" not in policy
 
@@ -158,9 +137,8 @@ def test_what_users_wrote_stays_text(sets):
     # The same elements, whatever the strings say.
     counts = [[node.tag for node in root.walk() if node.tag not in {"wbr", "p"}] for root in (plain, evil)]
     assert set(counts[0]) >= {"img", "svg", "table", "details"}
-    assert [counts[0].count(tag) for tag in ("img", "article", "li", "rect")] == [
-        counts[1].count(tag) for tag in ("img", "article", "li", "rect")
-    ]
+    for tag in ("img", "article", "li", "rect"):
+        assert counts[0].count(tag) == counts[1].count(tag)
     assert "script" not in counts[1]
     shown = evil.text
     assert shown.count(EVIL) > 60

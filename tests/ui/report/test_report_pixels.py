@@ -2,7 +2,6 @@
 
 import base64
 import io
-import struct
 import zlib
 
 import numpy as np
@@ -15,34 +14,15 @@ from hypothesis.extra.numpy import arrays
 from refusals import refused
 from unde.ui.report.pixels import data_uri, encode_png, to_pixels
 
+Image = pytest.importorskip("PIL.Image")
+
 
 def decode_png(data: bytes) -> np.ndarray:
-    """A plain decoder of 8-bit PNG files with the filters 0, 1 and 2, checksums included."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = [], 8
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        body = data[at + 4 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (zlib.crc32(body),)
-        chunks.append((body[:4], body[4:]))
-        at += 12 + length
-    assert [kind for kind, _ in chunks] == [b"IHDR", b"IDAT", b"IEND"]
-    width, height, depth, colour, *rest = struct.unpack(">IIBBBBB", chunks[0][1])
-    assert (depth, rest) == (8, [0, 0, 0])
-    channels = {0: 1, 2: 3, 6: 4}[colour]
-    lines = zlib.decompress(chunks[1][1])
-    stride = width * channels
-    assert len(lines) == height * (stride + 1)
-    rows: list[list[int]] = []
-    for y in range(height):
-        kind, *line = lines[y * (stride + 1) : (y + 1) * (stride + 1)]
-        row: list[int] = []
-        for x, value in enumerate(line):
-            left = row[x - channels] if x >= channels else 0
-            above = rows[-1][x] if rows else 0
-            row.append((value + (0, left, above)[kind]) % 256)
-        rows.append(row)
-    return np.array(rows, dtype=np.uint8).reshape(height, width, channels)
+    """As Pillow does, which refuses a chunk whose checksum is wrong."""
+    with Image.open(io.BytesIO(data)) as read:
+        pixels = np.asarray(read)
+        assert read.format == "PNG" and read.mode in ("L", "RGB", "RGBA")
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def photograph(height: int, width: int, channels: int) -> np.ndarray:
@@ -79,15 +59,6 @@ def test_the_row_above_is_used_where_it_says_most():
     data = encode_png(pixels)
     assert np.array_equal(decode_png(data), pixels)
     assert len(data) < 300
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_another_decoder_agrees(channels):
-    image = pytest.importorskip("PIL.Image")
-    pixels = photograph(31, 17, channels)
-    with image.open(io.BytesIO(encode_png(pixels))) as read:
-        assert read.mode == {1: "L", 3: "RGB", 4: "RGBA"}[channels]
-        assert np.array_equal(np.asarray(read).reshape(pixels.shape), pixels)
 
 
 def test_data_uri_holds_the_png():
