@@ -146,8 +146,9 @@ def test_of_three_runs_at_once_one_fills_the_bank_and_nothing_is_left(tmp_path, 
         thread.start()
     for thread in threads:
         thread.join()
-    refused = [e for e in ended if isinstance(e, str)]  # those that came while it was not finished
-    assert len(refused) < len(ended) == 3 and all("another process is filling" in e for e in refused)
+    turned_away = [e for e in ended if isinstance(e, str)]  # those that came while it was not finished
+    assert len(turned_away) < len(ended) == 3
+    assert all("another process is filling" in e for e in turned_away)
     assert_same(Bank.open(tmp_path / "bank"), reference)
     assert os.listdir(tmp_path) == ["bank"]
 
@@ -207,14 +208,14 @@ def test_a_bank_that_contradicts_its_plan_is_refused(tmp_path, reference, change
 
 def test_any_damaged_byte_is_noticed_or_harmless(tmp_path, reference):
     content, path = reference.path.read_bytes(), tmp_path / "bank.npz"
-    refused = 0
+    noticed = 0
     for at in range(0, len(content), 13):
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
         try:
             assert_same(Bank.open(path), reference)
         except UndeError:
-            refused += 1
-    assert refused > len(content) / 13 / 2
+            noticed += 1
+    assert noticed > len(content) / 13 / 2
     for length in range(0, len(content), 197):
         path.write_bytes(content[:length])
         refused("not a bank that can be read", Bank.open, path)
