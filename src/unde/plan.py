@@ -20,19 +20,21 @@ from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
 from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
-from unde.gradients import Coverage, placement
+from unde.gradients import Coverage, make_units, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
+from unde.gradients.parameters import find_tables
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest, resolve_labels
+from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
+from unde.index.pca import resolve_labels
 from unde.index.reader import shard_bytes
 from unde.kernels.base import BoundKernel
 from unde.methods import Fisher, Method
 from unde.parallel.model_transport import ModelInputs
-from unde.projection import Spec, feature_size
+from unde.projection import WHOLE, Spec, feature_size
 from unde.store import factored
 from unde.store.manifest import Manifest, ResolvedSettings
 from unde.tasks.base import Task, kind_of
@@ -327,22 +329,29 @@ class _Job:
         parameters, spec = dict(self.model.named_parameters()), Spec.parse(str(part.projection))
         shapes = {name: tuple(parameters[name].shape) for name in self.names}
         sizes = {name: feature_size(spec, shape) for name, shape in shapes.items()}
-        width, store_dtype = sum(sizes.values()), self.store_dtype
+        width = sum(sizes.values())
+        store_dtype = factored.resolve(self.store_dtype, str(spec))
         if store_dtype == factored.AUTO:
             terms = self.checkpoints * self.method.steps
             store_dtype = choose_store_dtype(self.method, self.examples, width, terms)
-        shard_size = choose_shard_size(pass_size, width, self.memory)
-        return draft_manifest(
+        tables = find_tables(self.model) if spec.kind in WHOLE else set()
+        draft = draft_manifest(
             part,
             self.task,
             self.examples,
             self.groups,
             store_dtype=store_dtype,
-            units=[{"name": n, "shape": list(shapes[n]), "size": sizes[n]} for n in self.names],
+            units=[
+                {"name": n, "shape": list(shapes[n]), "size": sizes[n]}
+                | ({"lookup": True} if id(parameters[n]) in tables else {})
+                for n in self.names
+            ],
             models=[""] * self.checkpoints,
             checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
-            resolved=ResolvedSettings(pass_size, shard_size, torch.get_num_threads()),
+            resolved=ResolvedSettings(pass_size, pass_size, torch.get_num_threads()),
         )
+        shard_size = choose_shard_size(draft, self.memory)
+        return replace(draft, resolved=replace(draft.resolved, shard_size=shard_size))
 
     def _timing(self, rows: Rows, parts: Sequence[Method], batch_size: int | None) -> Timing:
         """The passes of the index, and of the labels that its kernel is made of."""
@@ -364,6 +373,7 @@ class _Job:
         drawn = replace(part, projection=str(part.projection).replace("pca", "kron"))
         manifest = replace(self, checkpoints=1)._manifest(drawn, _UNMEASURED)
         runner = FeatureRunner(Path(), manifest, ModelInputs(self.model, self.task))
+        runner.units = make_units(self.model, self.names, str(drawn.projection), manifest.seed)
         runner.manifest = runner.choose_passes(rows, self.memory)
         pass_size = batch_size or runner.manifest.resolved.pass_size
         preparation = time.perf_counter() - start

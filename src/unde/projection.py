@@ -5,6 +5,7 @@ P maps its gradient to a short feature vector with E⟨P g, P h⟩ = ⟨g, h⟩ 
 all parameters share one scale and learned weights need not undo the projection.
 
     none        the gradient itself
+    factored(c) the gradient itself, of which an index stores c outer products; EKFAC whitens it first
     kron(r)     two-sided, A G Bᵀ with A (r × R) and B (r × C): needs only the two factors of G, never G
     pca(r)      as kron, A and B the leading directions of output gradients and inputs, from a pass over a sample
     sjlt(k)     sparse Johnson–Lindenstrauss: every coordinate goes to one of k buckets with a random sign
@@ -12,7 +13,8 @@ all parameters share one scale and learned weights need not undo the projection.
 
 A parameter that has no more entries than its feature would have passes unprojected. The random numbers are
 drawn with a counter-based generator keyed by (seed, parameter name, side, version). pca alone is not random,
-and so not unbiased: what its directions leave out is lost.
+and so not unbiased: what its directions leave out is lost. Whitening turns both sides of a gradient by orthogonal
+matrices (`rows`, `cols`) that are given.
 
 A `scale` multiplies the gradient entry by entry before it is projected (second moments of an optimiser).
 """
@@ -33,8 +35,11 @@ from unde.errors import UndeError, unknown
 from unde.onednn import times
 
 VERSION = 1  # raise when the numbers drawn for a given key change: indexes of another version are refused
-KINDS = ("none", "kron", "pca", "sjlt", "dense")
+KINDS = ("none", "factored", "kron", "pca", "sjlt", "dense")
 TWO_SIDED = ("kron", "pca")
+WHOLE = ("none", "factored")  # features are gradients, entry for entry
+MATRICES = (*WHOLE, *TWO_SIDED)  # features of matrices are matrices
+MOST_FACTORS = 64  # outer products that factored(c) keeps of a matrix
 DENSE_LIMIT = 2**31  # bytes of one dense matrix
 
 
@@ -68,6 +73,11 @@ class Spec:
             )
         if (size < 1) != (kind == "none"):
             raise UndeError(f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'")
+        if kind == "factored" and size > MOST_FACTORS:
+            raise UndeError(
+                f"projection {text!r}: expected 1 to {MOST_FACTORS} outer products, as in 'factored(4)'; 'none' keeps "
+                "whole gradients"
+            )
         return cls(kind, size, law)
 
     def __str__(self) -> str:
@@ -96,7 +106,7 @@ class Projection:
         seed: int = 0,
         given: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`given` may hold "rows/<name>" and "cols/<name>" (the matrices of pca), and "scale/<name>"."""
+        """`given` may hold "rows/<name>" and "cols/<name>" (of pca, or turns of whitening), and "scale/<name>"."""
         spec, given = Spec.parse(spec), given or {}
         self.R = shape[0] if len(shape) > 1 else 1
         self.C = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
@@ -108,6 +118,8 @@ class Projection:
         self._scale = None if scale is None else scale.reshape(1, -1)  # (1, R·C)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         numel, self.size = self.R * self.C, feature_size(spec, shape)
+        if spec.kind == "factored":
+            self._rows, self._cols = given.get(f"rows/{name}"), given.get(f"cols/{name}")
         if self.size == numel:
             return
         if spec.kind in TWO_SIDED and len(shape) > 1:
@@ -203,7 +215,7 @@ def feature_size(spec: Spec, shape: tuple[int, ...]) -> int:
     """
     numel = math.prod(shape)
     most = spec.size**2 if spec.kind in TWO_SIDED else spec.size
-    if spec.kind == "none" or numel <= most:
+    if spec.kind in WHOLE or numel <= most:
         return numel
     if spec.kind in TWO_SIDED and len(shape) > 1:
         return math.prod(two_sides(spec, shape))
@@ -213,7 +225,7 @@ def feature_size(spec: Spec, shape: tuple[int, ...]) -> int:
 def two_sides(spec: Spec, shape: tuple[int, ...]) -> tuple[int, int]:
     """The rows and columns (r, c) of the feature of a matrix under a projection that keeps it a matrix."""
     rows, cols = shape[0], math.prod(shape[1:])
-    if spec.kind == "none" or rows * cols <= spec.size**2:
+    if spec.kind in WHOLE or rows * cols <= spec.size**2:
         return rows, cols
     return min(rows, spec.size), min(cols, spec.size)
 

@@ -2,6 +2,6 @@
 
 from unde.gradients.collector import Collector, Coverage
 from unde.gradients.coverage import plan_coverage
-from unde.gradients.parameters import Unit, make_units, placement
+from unde.gradients.parameters import Unit, describe_units, make_units, placement
 
-__all__ = ["Collector", "Coverage", "Unit", "make_units", "placement", "plan_coverage"]
+__all__ = ["Collector", "Coverage", "Unit", "describe_units", "make_units", "placement", "plan_coverage"]

@@ -236,6 +236,10 @@ class _ModuleFeatures:
         if self.put is not None:
             self.put(self.hooked.units[parameter], feature)
 
+    def right(self, parameter: str, right: Tensor) -> None:
+        if self.factors is not None:
+            self.factors.add(self.hooked.units[parameter].name, None, right, self.mask)
+
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         if self.factors is not None:
             self.factors.add(self.hooked.units[parameter].name, left, right, self.mask)

@@ -14,21 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unde.projection import Spec, two_sides
+from unde.projection import MATRICES, WHOLE, Spec, two_sides
 
 LIMIT = 4096  # the longest side that gets a covariance matrix: that of a vocabulary would cost more than the model
+Sides = tuple[int | None, int | None]
 
 
-def sides(spec: Spec, shape: Sequence[int]) -> tuple[int, int] | None:
+def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | None:
     """The sizes of the two covariances of a parameter; None if its gradient is no sum of small outer products.
+
+    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding).
 
     >>> sides(Spec.parse("kron(16)"), (768, 3072)), sides(Spec.parse("kron(16)"), (768,))
     ((16, 16), None)
+    >>> sides(Spec.parse("none"), (50257, 768), lookup=True)
+    (None, 768)
     """
-    if len(shape) < 2 or spec.kind not in ("none", "kron", "pca"):
+    if len(shape) < 2 or spec.kind not in MATRICES:
         return None
-    both = two_sides(spec, tuple(shape))
-    return None if max(both) > LIMIT else both
+    left, right = two_sides(spec, tuple(shape))
+    if spec.kind not in WHOLE:
+        return (left, right) if max(left, right) <= LIMIT else None
+    pair = (left if left <= LIMIT and not lookup else None, right if right <= LIMIT else None)
+    return pair if any(pair) else None
 
 
 class Factors:
@@ -45,11 +53,19 @@ class Factors:
             for name, pair in sizes.items()
         }
 
-    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | Sequence[Tensor] | None) -> None:
-        """Add the sides (B·n, T, ·) of one call; `mask` is (B, T), or several for sequences of several lengths."""
+    def add(
+        self, name: str, left: Tensor | None, right: Tensor, mask: Tensor | Sequence[Tensor] | None
+    ) -> None:
+        """Add the sides (B·n, T, ·) of one call; `mask` is (B, T), or several for sequences of several lengths.
+
+        Without a left side, only parameters without a covariance of the left count.
+        """
         masks = [] if mask is None else [mask] if isinstance(mask, Tensor) else mask
-        for total, x in zip(self.sums.get(name, ()), (left, right)):
-            if total is None:
+        sums = self.sums.get(name, ())
+        if left is None and sums and sums[0] is not None:
+            return
+        for total, x in zip(sums, (left, right)):
+            if total is None or x is None:
                 continue
             matching = next((m for m in masks if m.shape == x.shape[:2]), None)
             if matching is not None:
@@ -66,20 +82,25 @@ class Factors:
         return vector
 
 
-def factor_sizes(units: Sequence[Mapping[str, Any]], projection: str) -> dict[str, tuple[int, int]]:
+def factor_sizes(units: Sequence[Mapping[str, Any]], projection: str) -> dict[str, Sides]:
     """The sizes of the covariances of those units (name, shape) that have them under a projection."""
     spec = Spec.parse(projection)
-    sizes = {u["name"]: sides(spec, u["shape"]) for u in units}
+    sizes = {u["name"]: sides(spec, u["shape"], u.get("lookup", False)) for u in units}
     return {name: pair for name, pair in sizes.items() if pair is not None}
 
 
-def split(vector: Tensor, sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[Tensor, Tensor]]:
+def length(sizes: Mapping[str, Sides]) -> int:
+    """Numbers in the vector of `Factors.take`."""
+    return sum(n * n for pair in sizes.values() for n in pair if n is not None)
+
+
+def split(vector: Tensor, sizes: Mapping[str, Sides]) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     """The matrices from the vector of `Factors.take`."""
-    out, start = {}, 0
+    out, start = dict[str, tuple[Tensor | None, Tensor | None]](), 0
     for name, pair in sizes.items():
-        matrices = []
+        matrices: list[Tensor | None] = []
         for n in pair:
-            matrices.append(vector[start : start + n * n].view(n, n))
-            start += n * n
+            matrices.append(None if n is None else vector[start : start + n * n].view(n, n))
+            start += 0 if n is None else n * n
         out[name] = (matrices[0], matrices[1])
     return out

@@ -75,6 +75,8 @@ class FeaturePass:
     def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
         self.model = model
         self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
+        scales = [u.scale for u in what.units if u.scale is not None]
+        self._scale = torch.cat(scales) if scales else None
         self.collect = Collector(
             model, task, what.units, coverage, what.measure, self.factors, what.emit, what.extra_measures
         )
@@ -99,6 +101,8 @@ class FeaturePass:
             features, values = collect(
                 to_device(batch, collect.device), list(where), rows if direct else None
             )
+            if self._scale is not None:
+                features.mul_(self._scale.to(features))
             if rows is not None and not direct:
                 features = rows.copy_(features)
             extra = collect.extra.float().cpu()

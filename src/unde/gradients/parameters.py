@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.projection import Projection, Spec
+from unde.projection import WHOLE, Projection, Spec
+
+DAMPINGS = "dampings"  # among the given matrices of whitening: λ of each parameter
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One parameter: `start:stop` are its columns in a feature vector."""
+    """One parameter: `start:stop` are its columns in a feature vector.
+
+    `lookup` marks tables that an embedding looks up; `scale` (size,) whitens the projected gradient.
+    """
 
     name: str
     shape: tuple[int, ...]
     projection: Projection
     start: int
     stop: int
+    lookup: bool = False
+    scale: Tensor | None = None
 
     @property
     def columns(self) -> slice:
@@ -34,11 +42,14 @@ def make_units(
     seed: int,
     given: Mapping[str, Tensor] | None = None,
 ) -> list[Unit]:
-    """`given` holds matrices that are not drawn: see `Projection`."""
-    parameters = dict(model.named_parameters())
+    """`given` holds matrices that are not drawn: see `Projection` and `unde.gradients.whitening`."""
+    parameters, given = dict(model.named_parameters()), given or {}
+    kind = Spec.parse(projection).kind
+    tables = find_tables(model) if kind in WHOLE else set()
+    white = kind == "factored" and DAMPINGS in given
     device, dtype = placement(model)
     units, start = [], 0
-    for name in names:
+    for i, name in enumerate(names):
         shape = tuple(parameters[name].shape)
         if not parameters[name].is_floating_point():
             raise UndeError(
@@ -50,9 +61,32 @@ def make_units(
                 "is attributed on a device, or name it in exclude=[regex]"
             )
         p = Projection(projection, name, shape, seed, given).to(parameters[name].device, dtype)
-        units.append(Unit(name, shape, p, start, start + p.size))
+        scale = whiten(given[f"values/{name}"], float(given[DAMPINGS][i])).to(p.device) if white else None
+        lookup = id(parameters[name]) in tables
+        units.append(Unit(name, shape, p, start, start + p.size, lookup, scale))
         start += p.size
     return units
+
+
+def find_tables(model: nn.Module) -> set[int]:
+    """Ids of the parameters that embeddings look up."""
+    return {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+
+
+def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """Units as a manifest lists them."""
+    return [
+        {"name": u.name, "shape": list(u.shape), "size": u.stop - u.start}
+        | ({"lookup": True} if u.lookup else {})
+        for u in units
+    ]
+
+
+def whiten(values: Tensor, damping: float) -> Tensor:
+    """(Λ + λ)^−1/2, in float32; zeros for a parameter without gradients."""
+    if not values.any():
+        return torch.zeros(values.shape, dtype=torch.float32)
+    return (values.double() + damping).rsqrt().float()
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from unde import console, methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
-from unde.data import Rows, evenly, to_device
+from unde.data import evenly
 from unde.errors import UndeError, unknown
 from unde.fingerprints import ids_fingerprint
-from unde.gradients import Unit, adam_preconditioner, make_units, placement
+from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
-from unde.gradients.model_state import frozen_eval
 from unde.groups import Groups, trainable
 from unde.index import defaults, pca
 from unde.index import shard_writer as shards
-from unde.index.feature_runner import FeatureRunner, describe_units, raise_failing_example
-from unde.index.reader import IndexReader
+from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.reader import IndexReader, covariance_bytes
 from unde.index.shard_writer import ShardWriter
 from unde.index.state import (
     IndexState,
@@ -38,7 +37,7 @@ from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import Executor
 from unde.parallel.model_transport import BuildInputs
-from unde.projection import Spec
+from unde.projection import WHOLE, Spec
 from unde.store import factored, layout
 from unde.store.codec import Int8
 from unde.store.factored import AUTO
@@ -52,6 +51,8 @@ from unde.tasks.base import Task, kind_of
 EXACT = 2**28  # bytes up to which "auto" stores float32
 SHARD_BYTES = 2**24  # of a shard in float32
 SHARD_SHARE = 8  # a shard may take one in so many of the memory budget: it is joined, packed and written
+WHOLE_SHARE = 4  # the same for whole gradients, which are packed pass by pass
+COVARIANCE_SHARE = 40  # float32 gradients in a shard take so many times its covariances: a tenth in int8
 SHARD_PASSES = 64  # at most this much work is lost to a kill
 
 
@@ -116,7 +117,7 @@ def begin_index(
         inputs.task,
         len(inputs.rows),
         partition,
-        store_dtype=settings.store_dtype,
+        store_dtype=factored.resolve(settings.store_dtype, str(method.projection)),
         seed=settings.seed,
         on_bad=settings.on_bad,
         models=inputs.models,
@@ -137,11 +138,11 @@ def begin_index(
     ):
         spec = Spec.parse(str(method.projection))
         matrices: dict[str, Tensor] = {}
-        if scales or spec.kind == "pca" or (existing is not None and existing.matrices):
+        if scales or spec.kind == "pca" or method.whitened or (existing is not None and existing.matrices):
             wanted, matrices = pca.resolve(folder, inputs, names, scales, settings.memory, wanted, existing)
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
-        if settings.store_dtype == AUTO:
+        if wanted.store_dtype == AUTO:
             usual = choose_store_dtype(settings.scoring_method, wanted.examples, wanted.width, wanted.terms)
             wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
         if existing is None:
@@ -174,7 +175,7 @@ def _begin(
     draft = FeatureRunner(folder, wanted, inputs)
     draft.units = units
     manifest = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
-    size = choose_shard_size(manifest.resolved.pass_size, wanted.width, settings.memory)
+    size = choose_shard_size(manifest, settings.memory)
     manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
     writer.runner.units = units
@@ -227,10 +228,18 @@ def choose_store_dtype(method: Method, examples: int, width: int, terms: int = 1
     return "int8" if safe and not could_refuse(Int8.rounding, method.number, wide) else "float32"
 
 
-def choose_shard_size(pass_size: int, width: int, memory: int) -> int:
-    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
-    passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
-    return pass_size * min(max(1, passes), SHARD_PASSES)
+def choose_shard_size(m: Manifest, memory: int) -> int:
+    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes.
+
+    Shards of whole gradients are larger: each holds covariances too, which are as large as several gradients.
+    """
+    size, most = m.resolved.pass_size, min(SHARD_BYTES, memory // SHARD_SHARE)
+    each = 4 * m.width
+    if Spec.parse(str(m.method["projection"])).kind in WHOLE:
+        each, most = min(each, 4 * m.codec.nbytes(1, m.columns)), memory // WHOLE_SHARE
+        most = max(SHARD_BYTES, min(most, COVARIANCE_SHARE * covariance_bytes(m)))
+        most = min(most, memory // WHOLE_SHARE)
+    return size * min(max(1, most // max(1, size * each)), SHARD_PASSES)
 
 
 def resolve_method(
@@ -306,14 +315,8 @@ def build(
 def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple[StorePath, Method]:
     """The folder of the gradients with other labels, and the method that measures them."""
     assert isinstance(probe, methods.Fisher)
-    fisher = resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
+    fisher = pca.resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
     return folder / layout.FISHERS[fisher.kind], fisher
-
-
-def resolve_labels(probe: methods.Fisher, model: nn.Module, task: Task, rows: Rows) -> methods.Fisher:
-    """The method with the number of labels that the task has."""
-    with frozen_eval(model), torch.no_grad():
-        return probe.resolve_labels(task, model, to_device(rows.batch([0]), placement(model)[0]))
 
 
 def add_fisher(state: IndexState, kind: str, progress: bool) -> None:

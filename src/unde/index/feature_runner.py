@@ -16,7 +16,7 @@ from unde.checkpoints import fingerprints, load_checkpoint
 from unde.data import Rows, evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
-from unde.gradients import Coverage, Unit, make_units
+from unde.gradients import Coverage, Unit, describe_units, make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import (
@@ -305,11 +305,6 @@ def _check_finite(features: Tensor) -> None:
         bad = (~largest.isfinite()).nonzero()[:, 0].tolist()
         if bad:
             raise BadQuery(bad[0], len(bad))
-
-
-def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
-    """Units as the manifest lists them."""
-    return [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
 
 
 def task_at_step(task: Task, method: Method, c: int) -> Task:

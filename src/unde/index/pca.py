@@ -1,4 +1,4 @@
-"""Matrices of the projection that are not drawn from the seed: pca directions and second moments.
+"""Matrices of the projection that are not drawn from the seed: pca directions, whitening and second moments.
 
 They are stored beside the manifest; a resumed build reads them, so that all shards are projected alike.
 """
@@ -8,14 +8,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unde import console, methods
 from unde.checkpoints import load_checkpoint
+from unde.data import Rows, to_device
 from unde.errors import UndeError
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import DAMPINGS, placement
 from unde.gradients.pca import compute_directions
+from unde.gradients.whitening import Statistics, fit_whitening
+from unde.malloc import keep_memory
+from unde.methods import EKFAC, Fisher, Method
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
@@ -29,6 +36,7 @@ from unde.store.shards import (
     read_shard,
     write_shard,
 )
+from unde.tasks.base import Task
 
 PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
 
@@ -98,10 +106,14 @@ def resolve(
         if all(name in stored and torch.equal(stored[name], x) for name, x in scales.items()):
             matrices = stored
         wanted = _with_directions(wanted, existing.resolved.directions)
-    elif spec.kind == "pca":
+    elif spec.kind == "pca" or (method := methods.parse(wanted.method)).whitened:
         origin = [wanted.models, wanted.data, names, str(spec), wanted.seed, fingerprint(scales)]
+        if spec.kind != "pca":  # any number of outer products has the same whitening
+            origin = [*origin[:3], wanted.method | {"projection": spec.kind}]
 
         def compute() -> dict[str, Tensor]:
+            if spec.kind != "pca":
+                return _whitening(inputs, names, method, memory, wanted)
             return _directions(inputs, names, spec, memory, wanted) | scales
 
         matrices = read_or_make(place, repr(origin), existing, compute)
@@ -130,6 +142,42 @@ def _directions(
             passes=None if recorded is None else (recorded[0] or 1, recorded[1]),
         )
     return directions.matrices | {PASSES: torch.tensor([directions.size, directions.rows or 0])}
+
+
+@keep_memory()
+def _whitening(
+    inputs: BuildInputs, names: list[str], method: Method, memory: int, wanted: Manifest
+) -> dict[str, Tensor]:
+    """Bases, eigenvalues and damping of EKFAC, averaged over checkpoints, and the size of the passes."""
+    assert isinstance(method, EKFAC)
+    recorded, statistics = wanted.resolved.directions, method.statistics
+    if isinstance(statistics, Fisher):
+        statistics = resolve_labels(statistics, inputs.model, inputs.task, inputs.rows)
+    count = len(wanted.models)
+    data = Statistics(
+        inputs.model,
+        inputs.task,
+        inputs.rows,
+        names,
+        [statistics.measure_of(term) for term in range(statistics.terms)],
+        [partial(load_checkpoint, inputs.model, inputs.checkpoints, c) for c in range(count)],
+    )
+    given = None if recorded is None else (recorded[0] or 1, recorded[1])
+    matrices, (size, rows) = fit_whitening(data, method.kernel.dampings, memory, given)
+    return matrices | {PASSES: torch.tensor([size, rows or 0])}
+
+
+def whitening(folder: StorePath, manifest: Manifest) -> dict[str, tuple[Tensor, float]]:
+    """Λ and λ of each parameter of an index with whitened features."""
+    matrices = read(home(folder), manifest)
+    lam = matrices[DAMPINGS].tolist()
+    return {name: (matrices[f"values/{name}"], lam[i]) for i, name in enumerate(manifest.unit_names)}
+
+
+def resolve_labels(probe: Fisher, model: nn.Module, task: Task, rows: Rows) -> Fisher:
+    """The method with the number of labels that the task has."""
+    with frozen_eval(model), torch.no_grad():
+        return probe.resolve_labels(task, model, to_device(rows.batch([0]), placement(model)[0]))
 
 
 def _with_directions(manifest: Manifest, directions: list[int | None] | None) -> Manifest:

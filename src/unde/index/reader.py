@@ -15,7 +15,8 @@ from torch import Tensor
 from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
-from unde.gradients.factors import factor_sizes, split
+from unde.gradients.factors import factor_sizes, length, split
+from unde.index import pca
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
@@ -176,7 +177,7 @@ class IndexReader:
 
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
         """Features that a kernel is fitted to; those of all steps of a trajectory averaged."""
-        stored = self if kernel_of == "empirical" else self.fisher(kernel_of)
+        stored = self if kernel_of == "empirical" or self.method.whitened else self.fisher(kernel_of)
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
 
@@ -205,7 +206,12 @@ class FeatureSource:
         stored, n = self.stored.codec, m.examples
         cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
         return FeatureLayout(
-            tuple(parts), tuple(cuts), rounding=stored.rounding, lossy=stored.lossy, labels=self._labels
+            tuple(parts),
+            tuple(cuts),
+            rounding=stored.rounding,
+            lossy=stored.lossy,
+            labels=self._labels,
+            whitened=self.stored.method.whitened,
         )
 
     @property
@@ -223,7 +229,10 @@ class FeatureSource:
             return torch.stack(self.stored.blocks(s)).mean(0)
         return self.stored.block(*self._place(s))
 
-    def factors(self, s: int) -> dict[str, tuple[Tensor, Tensor]]:
+    def whitening(self) -> dict[str, tuple[Tensor, float]]:
+        return pca.whitening(self.stored.folder, self.stored.manifest)
+
+    def factors(self, s: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
         m = self.stored.manifest
         if not m.factors:
             raise UndeError(
@@ -251,8 +260,13 @@ def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, T
         tensors["beside"] = empty(rows, len(beside))
     if m.factors:
         sizes = factor_sizes(m.units, m.method["projection"])
-        tensors["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
+        tensors["factors"] = empty(length(sizes), dtype=precision)
     return tensors
+
+
+def covariance_bytes(m: Manifest) -> int:
+    """Bytes of the covariances in each shard."""
+    return 4 * length(factor_sizes(m.units, str(m.method["projection"]))) if m.factors else 0
 
 
 def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:

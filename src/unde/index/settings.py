@@ -25,7 +25,7 @@ from unde.index.reader import FeatureSource, IndexReader
 from unde.index.scorer import Scorer
 from unde.index.state import IndexState
 from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
-from unde.projection import TWO_SIDED, Spec
+from unde.projection import MATRICES, Spec
 
 DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # relative
 FEW_DAMPINGS = DAMPINGS[::2]  # for methods whose scores are no sums over groups: each costs all scores
@@ -75,8 +75,10 @@ def _methods(stored: IndexReader, built: Method) -> list[Method]:
     if CUSTOM in built.describe() or built.measure != "loss" or built.steps > 1:
         return [built]
     projection = built.projection
+    if isinstance(built, EKFAC) and built.whitened:
+        return [replace(built, damping_scope=scope) for scope in ("layer", "model")]
     found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal"), TRAK(projection)]
-    if Spec.parse(str(projection)).kind in ("none", *TWO_SIDED):
+    if Spec.parse(str(projection)).kind in MATRICES:
         found.append(LoGRA(projection))
         found += [EKFAC(projection)] if stored.manifest.factors else []
     found += [built] if type(built) not in {type(method) for method in found} else []

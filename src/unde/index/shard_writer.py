@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -31,6 +32,7 @@ from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, write_shard
 
+PACKED_BYTES = 2**24  # float32 features that are packed together, at least those of a pass
 FACTORS = "factors"  # the covariances of EKFAC: sums over the examples of a shard
 
 
@@ -106,15 +108,21 @@ def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
 def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
     m = writer.manifest
     with torch_threads(m.resolved.threads):
-        run = writer.runner.open_pass(c)
-        features = torch.empty(_length(writer, s), m.width)
-        parts: list[dict[str, Tensor]] = []
-        for rows, result in zip(writer.cuts(s), run.over(_read_batches(writer, c, s), features)):
-            parts.append(_pass_tensors(writer, run, rows, result))
-            if len(parts) > 1 and FACTORS in parts[-1]:  # as large as the model: only the sum stays in memory
-                parts[0][FACTORS] += parts[-1].pop(FACTORS)
-            writer.advance(len(rows))
-        return concatenate(parts) | m.codec.pack(features, m.columns)
+        run, batches = writer.runner.open_pass(c), _read_batches(writer, c, s)
+        cuts, parts, packed = writer.cuts(s), list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+        step = max(1, PACKED_BYTES // max(1, 4 * m.resolved.pass_size * m.width))
+        for group in (cuts[i : i + step] for i in range(0, len(cuts), step)):
+            features = torch.empty(sum(map(len, group)), m.width)
+            for rows, result in zip(group, run.over(itertools.islice(batches, len(group)), features)):
+                parts.append(_pass_tensors(writer, run, rows, result))
+                if (
+                    len(parts) > 1 and FACTORS in parts[-1]
+                ):  # as large as the model: only the sum stays in memory
+                    parts[0][FACTORS] += parts[-1].pop(FACTORS)
+                writer.advance(len(rows))
+            packed.append(m.codec.pack(features, m.columns))
+        whole = packed[0] if len(packed) == 1 else concatenate(packed)
+        return concatenate(parts) | whole
 
 
 def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> None:

@@ -28,11 +28,11 @@ JOINED = 2**26  # bytes of float32 features that are worked on together, at leas
 @dataclass(frozen=True)
 class ParameterColumns:
     """The columns of one parameter; `sides` are (r, c) where its feature is a sum of outer products (r × c) whose
-    covariances were gathered."""
+    covariances were gathered; None for a side without one."""
 
     name: str
     columns: slice
-    sides: tuple[int, int] | None = None
+    sides: tuple[int | None, int | None] | None = None
 
     @property
     def size(self) -> int:
@@ -54,6 +54,7 @@ class FeatureLayout:
     rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
     labels: int = 1  # rows of each example
     lossy: bool = False  # whether stored values are too coarse for K g(n): K acts on the query side then
+    whitened: bool = False  # whether features are (Λ + λ)^−1/2 Qᵀ g, as EKFAC needs them
 
     @property
     def examples(self) -> int:
@@ -84,6 +85,9 @@ class FeatureLayout:
         return slice(self.cuts[blocks[0]].start, self.cuts[blocks[-1]].stop)
 
 
+Whitening = Mapping[str, tuple[Tensor, float]]
+
+
 class KernelSource(Protocol):
     """The features that a kernel is fitted to."""
 
@@ -94,8 +98,12 @@ class KernelSource(Protocol):
         """(n, D)"""
         ...
 
-    def factors(self, s: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+    def factors(self, s: int) -> Mapping[str, tuple[Tensor | None, Tensor | None]]:
         """Covariances of the two sides of the parameters that have them, summed over the rows of a block."""
+        ...
+
+    def whitening(self) -> Whitening:
+        """Λ and λ of each parameter that whitened features were divided by."""
         ...
 
 
@@ -250,7 +258,7 @@ class TensorSource:
         features: Tensor,
         parts: Sequence[ParameterColumns],
         cuts: Sequence[slice] | None = None,
-        factors: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        factors: Mapping[str, tuple[Tensor | None, Tensor | None]] | None = None,
     ) -> None:
         self.features, self._factors = features, factors or {}
         self.sizes = FeatureLayout(tuple(parts), tuple(cuts or [slice(0, len(features))]), features.dtype)
@@ -258,8 +266,11 @@ class TensorSource:
     def block(self, s: int) -> Tensor:
         return self.features[self.sizes.cuts[s]]
 
-    def factors(self, s: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+    def factors(self, s: int) -> Mapping[str, tuple[Tensor | None, Tensor | None]]:
         return self._factors if s == 0 else {}
+
+    def whitening(self) -> Whitening:
+        return {}
 
 
 def chunks(source: KernelSource, run: Sequence[Sequence[int]]) -> Iterator[Tensor]:

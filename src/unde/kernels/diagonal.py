@@ -25,7 +25,7 @@ from unde.kernels.base import (
     chunks,
     meta_tensor,
 )
-from unde.kernels.precision import round_to
+from unde.kernels.precision import cast_if_in_range, round_to
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class _BoundDiagonal(PerParameterKernel):
                 "the second moments of the features are NaN or infinite: some features are not finite, or too large to "
                 "square. Rebuild the index with on_bad='skip', or rescale the loss"
             )
-        return FittedDiagonal(source, torch.where(mean > 0, mean.rsqrt(), 0.0))
+        scale = torch.where(mean > 0, mean.rsqrt(), 0.0)
+        return FittedDiagonal(source, cast_if_in_range(scale, self.sizes.dtype))
 
     def needs(self) -> Needs:
         return Needs(moments={"squares": meta_tensor(self.sizes.width)})
@@ -92,4 +93,4 @@ class FittedDiagonal(Fitted):
     scale: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return round_to(rows.double() * self.scale, rows.dtype)
+        return round_to(rows * self.scale, rows.dtype)  # in float64 where the scale is

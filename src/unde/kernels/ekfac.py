@@ -4,15 +4,20 @@ For a parameter whose gradient is a matrix G = Σ_t left_t right_tᵀ the eigenv
 and `right` give the basis Q = Q_left ⊗ Q_right. Its eigenvalues are not the products of theirs (that would be
 K-FAC) but Λ = mean over examples of (Qᵀ g)², one for each coordinate, from the stored features.
 
+A side that is long, or the rows of an embedding, has the identity for a basis: Q = I ⊗ Q_right.
+
 Parameters without such a structure (biases, norms, what was computed by a general way) get their exact second
 moment in place of the approximation, up to `EXACT` entries, and its diagonal beyond.
 Damping is a multiple of the mean of Λ of each parameter, or of the whole model, or absolute. K does not mix
 parameters, so it acts on the query side.
+
+Whitened features are (Λ + λ)^−1/2 Qᵀ g already: there K is (Λ + λ) / (Λ + λ′), the identity for λ′ = λ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +38,7 @@ from unde.kernels.base import (
     chunks,
     meta_tensor,
 )
+from unde.kernels.diagonal import FittedDiagonal, FittedIdentity
 from unde.kernels.precision import cast_if_in_range, check_rounding, damping_value, product
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
@@ -50,7 +56,38 @@ class EKFACKernel:
     )
 
     def bind(self, sizes: FeatureLayout) -> BoundKernel:
-        return _BoundEKFAC(sizes, self)
+        return _BoundWhitened(sizes, self) if sizes.whitened else _BoundEKFAC(sizes, self)
+
+    def dampings(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """λ of each parameter, from its eigenvalues Λ."""
+        each = {name: float(v.double().mean()) for name, v in values.items()}
+        if self.damping_scope == "model":
+            count = sum(v.numel() for v in values.values())
+            whole = sum(float(v.double().sum()) for v in values.values()) / count
+            each = dict.fromkeys(each, whole)
+        return {name: damping_value(self.damping, self.relative, unit) for name, unit in each.items()}
+
+
+@dataclass(frozen=True)
+class _BoundWhitened(PerParameterKernel):
+    kernel: EKFACKernel
+
+    @property
+    def key(self) -> str:
+        return "whitened"
+
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
+        whitening = source.whitening()
+        dampings = self.kernel.dampings({name: values for name, (values, _) in whitening.items()})
+        scale = torch.ones(self.sizes.width, dtype=torch.float64)
+        for part in self.sizes.parts:
+            values, before = whitening[part.name]
+            after = dampings[part.name]
+            if not values.any() or math.isclose(before, after, rel_tol=1e-6):
+                continue
+            check_full_rank(part.name, values, after)
+            scale[part.columns] = (values.double() + before) / (values.double() + after)
+        return FittedIdentity(source) if scale.eq(1).all() else FittedDiagonal(source, scale.float())
 
 
 @dataclass(frozen=True)
@@ -75,6 +112,8 @@ class _BoundEKFAC(PerParameterKernel):
         for s in (s for blocks in self.sizes.runs()[i] for s in blocks):
             for name, pair in source.factors(s).items():
                 for side, matrix in zip(("left", "right"), pair):
+                    if matrix is None:
+                        continue
                     key = f"{side} {name}"
                     total[key] = total[key] + matrix.double() if key in total else matrix.double()
         return total
@@ -84,12 +123,12 @@ class _BoundEKFAC(PerParameterKernel):
         parameter has no gradient, or one too small to square."""
         out = {}
         for part in self.sizes.parts:
-            pair = [covariances.get(f"{side} {part.name}") for side in ("left", "right")]
-            if all(c is not None and c.any() for c in pair):
-                for side, c in zip(("left", "right"), pair):
-                    assert c is not None
+            given = {side: covariances.get(f"{side} {part.name}") for side in ("left", "right")}
+            pair = {side: c for side, c in given.items() if c is not None}
+            if pair and all(c.any() for c in pair.values()):
+                for side, c in pair.items():
                     out[f"{side} {part.name}"] = eigh(c, part.name)[1].to(self.sizes.dtype)
-            elif any(c is not None and c.any() for c in pair):
+            elif any(c.any() for c in pair.values()):
                 out[f"{_ONE_SIDED} {part.name}"] = torch.zeros(1)
         return out
 
@@ -148,12 +187,7 @@ class _BoundEKFAC(PerParameterKernel):
         mean = float(eigenvalues.mean())
         unit = mean if whole is None else whole
         damping = damping_value(self.kernel.damping, self.kernel.relative, unit)
-        if float(eigenvalues.min()) + damping <= _ZERO * largest:
-            lost = int((eigenvalues <= _ZERO * largest).sum())
-            raise UndeError(
-                f"the kernel of parameter {part.name!r} is rank-deficient: {lost} of its {len(eigenvalues)} "
-                f"eigenvalues are zero and the damping is {damping:.3g}. Raise the damping"
-            )
+        check_full_rank(part.name, eigenvalues, damping)
         scale = 1 / (eigenvalues + damping)
         try:  # rounding spreads evenly over the basis, so every coordinate has the share that the mean one has
             share = (mean + damping) * float(scale.mean())
@@ -171,6 +205,17 @@ class _BoundEKFAC(PerParameterKernel):
         self.needs().check(memory, f"the eigenvectors of {len(self.sizes.parts)} parameters need")
 
 
+def check_full_rank(name: str, eigenvalues: Tensor, damping: float) -> None:
+    """Raise if a damped eigenvalue is zero but for rounding."""
+    largest = float(eigenvalues.max())
+    if float(eigenvalues.min()) + damping <= _ZERO * largest:
+        lost = int((eigenvalues <= _ZERO * largest).sum())
+        raise UndeError(
+            f"the kernel of parameter {name!r} is rank-deficient: {lost} of its {len(eigenvalues)} "
+            f"eigenvalues are zero and the damping is {damping:.3g}. Raise the damping"
+        )
+
+
 @dataclass(frozen=True)
 class _PartNeeds:
     """What one parameter takes: by its two sides, as a whole, or by its diagonal alone."""
@@ -185,16 +230,18 @@ class _PartNeeds:
     @property
     def _decomposed(self) -> Sequence[int]:
         """Rows of the matrices that it has eigenvectors of."""
-        return self.part.sides or ((self.whole,) if self.whole else ())
+        sides = tuple(n for n in self.part.sides or () if n is not None)
+        return sides or ((self.whole,) if self.whole else ())
 
     @property
     def budget(self) -> int:
-        sides = sum(n * n for n in self.part.sides or ())
+        sides = sum(n * n for n in self._decomposed) if self.part.sides else 0
         return 16 * self.whole**2 if self.whole else 4 * sides + 8 * self.part.size
 
     def moments(self) -> dict[str, Tensor]:
         """What is kept of it."""
-        sides = ("left", "right") if self.part.sides else ("basis",)
+        pair = self.part.sides or (None, None)
+        sides = [side for side, n in zip(("left", "right"), pair) if n is not None] or ["basis"]
         found = {
             f"{side} {self.part.name}": meta_tensor(n, n, dtype=torch.float32)
             for side, n in zip(sides, self._decomposed)
@@ -233,16 +280,22 @@ class _Spectrum:
 class _Kronecker(_Spectrum):
     kind = "kronecker"
 
-    def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left, self.right = left, right
+    def __init__(self, left: Tensor | None, right: Tensor | None) -> None:
+        self.left, self.right = left, right  # None: the identity
 
     def rotate(self, x: Tensor) -> Tensor:  # Q_leftᵀ G Q_right
-        g = x.reshape(-1, len(self.left), len(self.right))
-        return (self.left.T @ (g @ self.right)).flatten(1)
+        g = self._matrix(x)
+        g = g if self.right is None else g @ self.right
+        return (g if self.left is None else self.left.T @ g).flatten(1)
 
     def back(self, x: Tensor) -> Tensor:  # Q_left G Q_rightᵀ
-        g = x.reshape(-1, len(self.left), len(self.right))
-        return (self.left @ (g @ self.right.T)).flatten(1)
+        g = self._matrix(x)
+        g = g if self.right is None else g @ self.right.T
+        return (g if self.left is None else self.left @ g).flatten(1)
+
+    def _matrix(self, x: Tensor) -> Tensor:
+        rows = -1 if self.left is None else len(self.left)
+        return x.unflatten(1, (rows, -1 if self.right is None else len(self.right)))
 
 
 class _Whole(_Spectrum):
@@ -266,6 +319,7 @@ class _Whole(_Spectrum):
 
 
 def _spectrum(part: ParameterColumns, moments: Moments) -> _Spectrum:
-    if f"left {part.name}" in moments:
-        return _Kronecker(moments[f"left {part.name}"], moments[f"right {part.name}"])
+    pair = [moments.get(f"{side} {part.name}") for side in ("left", "right")]
+    if any(side is not None for side in pair):
+        return _Kronecker(*pair)
     return _Whole(moments.get(f"basis {part.name}")) if part.size <= EXACT else _Spectrum()

@@ -70,6 +70,7 @@ class Method:
     name: ClassVar[str] = ""
     measure: ClassVar[str] = "loss"  # what is differentiated
     factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
+    whitened: ClassVar[bool] = False  # whether features are whitened, (Λ + λ)^−1/2 Qᵀ g
     extra_measures: ClassVar[tuple[str, ...]] = ()  # measures whose values are stored with the features
     projection: str | None = None
 

@@ -13,7 +13,7 @@ from unde.errors import UndeError, unknown
 from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
 from unde.kernels.trak import svd_rank
 from unde.methods.base import OMIT_IF, FinalContext, Method
-from unde.projection import TWO_SIDED, Spec
+from unde.projection import MATRICES, Spec
 
 AUTO = "auto"
 DEFAULT_DAMPING = 0.1  # damping of methods and tasks that DAMPINGS does not name
@@ -210,7 +210,6 @@ class EKFAC(Damped):
     """
 
     name: ClassVar[str] = "ekfac"
-    factors: ClassVar[bool] = True
     per_example: ClassVar[bool] = True
     fisher: str = AUTO
     damping_scope: str = field(default="layer", metadata={OMIT_IF: "layer"})
@@ -220,17 +219,34 @@ class EKFAC(Damped):
         _check_two_sided(self)
 
     @property
-    def kernel(self) -> Kernel:
+    def whitened(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return self.projection is not None and Spec.parse(self.projection).kind == "factored"
+
+    @property
+    def factors(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return not self.whitened
+
+    @property
+    def probe(self) -> Method | None:
+        return None if self.whitened else super().probe
+
+    @property
+    def statistics(self) -> Method:
+        """The gradients that whitening is computed from."""
+        return super().probe or self
+
+    @property
+    def kernel(self) -> EKFACKernel:
         return EKFACKernel(self.number, self.relative, self.labels, self.damping_scope)
 
 
 def _check_two_sided(method: LoGRA | EKFAC) -> None:
     if method.damping_scope not in ("layer", "model"):
         raise unknown("damping_scope", method.damping_scope, ("layer", "model"))
-    if method.projection is not None and Spec.parse(method.projection).kind not in ("none", *TWO_SIDED):
+    if method.projection is not None and Spec.parse(method.projection).kind not in MATRICES:
         raise UndeError(
             f"{type(method).__name__} needs both sides of a gradient, but {method.projection} projects it whole: use "
-            "'kron(16)', 'pca(16)' or 'none', or TRAK"
+            "'none', 'factored(4)', 'kron(16)' or 'pca(16)', or TRAK"
         )
 
 

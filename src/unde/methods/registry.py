@@ -118,6 +118,10 @@ def _with_projection(method: Method, projection: str | None) -> Method:
         ) from None
 
 
+def _labels(method: Method) -> str:
+    return method.labels if isinstance(method, Damped) else "empirical"
+
+
 def on_index(method: str | Method | None, built: Method, kind: str = "", examples: int = 1) -> Method:
     """The method to score with on an index built for `built`, whose projection it takes if it names none.
 
@@ -131,6 +135,11 @@ def on_index(method: str | Method | None, built: Method, kind: str = "", example
     if method.steps != built.steps:
         raise UndeError(
             f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"
+        )
+    if built.whitened and not (isinstance(method, EKFAC) and method.labels == _labels(built)):
+        raise UndeError(
+            f"the index holds gradients whitened for {built}, which answer for EKFAC alone, under any damping: build "
+            f"another index for {method}, or one with projection='none' for all methods"
         )
     if (method.measure, method.projection) != (built.measure, built.projection):
         raise UndeError(

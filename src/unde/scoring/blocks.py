@@ -14,7 +14,7 @@ from unde.scoring.top import Top
 
 SCORE_SHARE = 16  # scores of a block take at most 1/16 of the budget; top-k makes a few more of them
 STREAM_SHARE = 8  # contributions of a block, which are in memory up to three times
-QUERY_SHARE = 8  # weighted features of queries
+QUERY_SHARE = 2  # weighted features of queries: each block of queries reads all training features
 ALIGN = 16  # rows: matrix products are slow for other numbers of rows
 CACHE = 2**23  # bytes of a block that is still in the processor's cache when it is used
 

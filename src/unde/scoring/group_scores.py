@@ -341,12 +341,10 @@ class GroupScores(Scores):
                 for q, (rows, parts) in zip(query_blocks, streams):
                     yield rows, q, parts @ w
             return
-        seen, several = sizes or ScoreRange(len(self)), len(self.query_blocks) > 1
-        whole = None if several else self.query_side.precondition(w)
-        # Several blocks of queries are preconditioned again for each block of features: these had better be large.
-        for rows, blocks in self.train.blocks() if several else self.train.runs():
-            for block in query_blocks:
-                factors = self._select_block(block).query_side.precondition(w) if whole is None else whole
+        seen = sizes or ScoreRange(len(self))
+        for block in query_blocks:  # training features are read once for each
+            factors = self._select_block(block).query_side.precondition(w)
+            for rows, blocks in self.train.runs():
                 for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.memory)):
                     some = factors[:, q.start - block.start : q.stop - block.start]
                     out = into[q, rows] if into is not None and self.method.linear else None

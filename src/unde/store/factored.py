@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.projection import TWO_SIDED, Spec, two_sides
+from unde.projection import MATRICES, MOST_FACTORS, Spec, two_sides
 from unde.store.codec import (
     CODECS,
     INT8_LARGEST,
@@ -32,7 +32,9 @@ from unde.store.codec import (
 MatrixShape = tuple[int, int] | None  # of the feature of a parameter; None where it is a vector
 NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
 AUTO = "auto"  # float32 or int8, by the size of the store
-_MOST = 64
+_SMALL = 64  # matrices with a side up to this are decomposed exactly
+_OVERSAMPLED = 8  # directions more than are kept
+_ITERATIONS = 2
 _STEPS = 127
 _LARGEST = (1 - 2.0**-20) * 2.0**128 / _STEPS**2  # 127² times it is in the range of float32
 
@@ -144,7 +146,9 @@ class _MatrixRun(NamedTuple):
 def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """(n, r, c) and (n, s, c): the `rank` outer products whose sum is nearest to each of the matrices (n, r, s).
 
-    Eigenvectors of the product of the smaller side, all of them at once, and what of the matrix lies along them.
+    Of small matrices, eigenvectors of the product of the smaller side, all of them at once, and what of the matrix lies
+    along them. Of large ones, what subspace iteration finds from seeded directions: exact where a matrix has no higher
+    rank.
 
     >>> m = torch.tensor([[[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]])
     >>> left, right = leading(m, 1)
@@ -155,9 +159,27 @@ def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     wide = matrices.shape[1] <= matrices.shape[2]
     m = matrices if wide else matrices.mT
-    vectors = torch.linalg.eigh(m @ m.mT).eigenvectors[:, :, -rank:].flip(2)  # (n, ·, c), the largest first
+    if m.shape[1] <= _SMALL or rank + _OVERSAMPLED >= m.shape[1]:
+        vectors = _eigenvectors(m, rank)
+    else:
+        basis = _subspace(m, rank + _OVERSAMPLED)  # (n, ·, k)
+        vectors = basis @ _eigenvectors(basis.mT @ m, rank)
     along = m.mT @ vectors
     return (vectors, along) if wide else (along, vectors)
+
+
+def _eigenvectors(m: Tensor, rank: int) -> Tensor:
+    """(n, r, c): the leading eigenvectors of m mᵀ, the largest first."""
+    return torch.linalg.eigh(m @ m.mT).eigenvectors[:, :, -rank:].flip(2)
+
+
+def _subspace(m: Tensor, k: int) -> Tensor:
+    """(n, r, k): an orthonormal basis of about the k leading directions of the columns of m."""
+    generator = torch.Generator().manual_seed(k)
+    y = m @ torch.randn(m.shape[2], k, generator=generator).to(m)
+    for _ in range(_ITERATIONS):
+        y = m @ (m.mT @ torch.linalg.qr(y).Q)
+    return torch.linalg.qr(y).Q
 
 
 def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[MatrixShape, ...]:
@@ -167,7 +189,7 @@ def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[Matri
     ((16, 16), None)
     """
     spec = Spec.parse(projection)
-    matrix = spec.kind in ("none", *TWO_SIDED)
+    matrix = spec.kind in MATRICES
     sides = [two_sides(spec, tuple(u["shape"])) if matrix and len(u["shape"]) > 1 else None for u in units]
     return tuple(sides)
 
@@ -189,11 +211,28 @@ def check(name: str, projection: str | None = None, auto: bool = False) -> None:
         if name not in CODECS and not (auto and name == AUTO):
             raise unknown("store_dtype", name, (*[AUTO] * auto, *NAMES))
         return
-    if projection is not None and Spec.parse(projection).kind not in ("none", *TWO_SIDED):
+    if projection is not None and Spec.parse(projection).kind not in MATRICES:
         raise UndeError(
             f"store_dtype {name!r} keeps outer products of features that are matrices, those under {projection} are "
             "vectors: use 'kron(16)' or 'pca(16)', or store_dtype='int8'"
         )
+
+
+def resolve(name: str, projection: str) -> str:
+    """The codec of features under a projection: factored(c) has its own, others are stored as `name` says.
+
+    >>> resolve("auto", "factored(4)"), resolve("int8", "kron(16)")
+    ('factored(4)', 'int8')
+    """
+    spec = Spec.parse(projection)
+    if spec.kind != "factored":
+        return name
+    if name not in (AUTO, str(spec)):
+        raise UndeError(
+            f"store_dtype {name!r} with projection {str(spec)!r}, which keeps outer products in int8: leave "
+            "store_dtype out, or use projection 'none'"
+        )
+    return str(spec)
 
 
 def _rank(name: str) -> int | None:
@@ -201,6 +240,8 @@ def _rank(name: str) -> int | None:
     match = re.fullmatch(r"factored\(([0-9]{1,3})\)", name) if isinstance(name, str) else None
     if match is None:
         return None
-    if not 1 <= int(match[1]) <= _MOST:
-        raise UndeError(f"store_dtype {name!r}: expected 1 to {_MOST} outer products, as in 'factored(1)'")
+    if not 1 <= int(match[1]) <= MOST_FACTORS:
+        raise UndeError(
+            f"store_dtype {name!r}: expected 1 to {MOST_FACTORS} outer products, as in 'factored(1)'"
+        )
     return int(match[1])

@@ -1,0 +1,159 @@
+"""Whitening of whole gradients for EKFAC: the bases Q, the eigenvalues Λ and the damping λ, from two passes.
+
+    feature of G = (Λ + λ)^−1/2 ⊙ (Q_leftᵀ G Q_right)          score = ⟨feature of the query, feature of the example⟩
+
+The first pass adds up the covariances of both sides of every matrix, whose eigenvectors are Q. The second turns the
+gradients and averages their squares, which are Λ. Biases and norms get the eigenvectors of their exact second moment.
+A side without a covariance (a vocabulary) keeps its coordinates: Q = I ⊗ Q_right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unde import console
+from unde.data import Rows, evenly
+from unde.gradients.coverage import plan_coverage
+from unde.gradients.factors import factor_sizes, split
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
+from unde.gradients.pca import eigh
+from unde.tasks.base import Task
+
+SAMPLE = 4096  # examples, evenly spaced, that statistics are taken from
+EXACT = 4096  # entries of a vector that gets eigenvectors of its second moment
+_SINGLE = 1024  # rows of a covariance from which on eigenvectors are computed in float32
+_TAKE = 16  # passes whose covariances are added up on the device before they are moved
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the two passes run over.
+
+    Args:
+        model: The model; `checkpoints` gives contexts in which its weights are those of each checkpoint.
+        task: The task, whose `measures` are differentiated: the loss, or losses of other labels.
+        rows: The training data, of which a sample is read.
+        names: The parameters.
+    """
+
+    model: nn.Module
+    task: Task
+    rows: Rows
+    names: Sequence[str]
+    measures: Sequence[str]
+    checkpoints: Sequence[Callable[[], AbstractContextManager[None]]]
+
+    def passes(
+        self, units: Sequence[Unit], size: int, in_pass: int | None, title: str, emit: bool
+    ) -> Iterator[tuple[FeaturePass, Tensor]]:
+        """(pass, features) of the sample under every checkpoint and measure."""
+        factors = None if emit else factor_sizes(describe_units(units), "none")
+        where = evenly(len(self.rows), SAMPLE)
+        cuts = [where[r.start : r.stop] for r in split_range(range(len(where)), size)]
+        runs = [(load, measure) for load in self.checkpoints for measure in self.measures]
+        with console.progress(title, len(cuts) * len(runs), unit="passes") as advance:
+            for load, measure in runs:
+                with load():
+                    coverage = plan_coverage(self.model, self.task, self.rows, units, measure)
+                    what = Measurement(units, measure, factors=factors, emit=emit)
+                    with FeaturePass(self.model, set_rows(self.task, in_pass), what, coverage) as run:
+                        for result in run.over(self.rows.batches(cuts)):
+                            yield run, result.features
+                            advance(1)
+
+
+def fit_whitening(
+    data: Statistics,
+    dampings: Callable[[Mapping[str, Tensor]], Mapping[str, float]],
+    memory: int,
+    passes: tuple[int, int | None] | None = None,
+) -> tuple[dict[str, Tensor], tuple[int, int | None]]:
+    """The matrices of whitening, and examples and rows in a pass.
+
+    Args:
+        data: Model, task and data.
+        dampings: λ of each parameter from its eigenvalues, as the kernel has them.
+        memory: Bytes that a pass may take half of.
+        passes: Examples and rows in a pass, if they were decided before.
+
+    Returns:
+        "rows/<name>" and "cols/<name>", the transposed bases of each side; "values/<name>", Λ; and "dampings", λ.
+    """
+    plain = make_units(data.model, data.names, "none", 0)
+    if passes is None:
+        what = Measurement(plain, data.measures[0])
+        coverage = plan_coverage(data.model, data.task, data.rows, plain, data.measures[0])
+        passes = choose_pass_size(data.model, data.task, data.rows, what, coverage, memory)
+    matrices = _bases(data, plain, passes)
+    units = make_units(data.model, data.names, "factored(1)", 0, matrices)
+    values, moments = _second_moments(data, units, passes)
+    for u in units:
+        at = values[u.columns]
+        if u.name in moments:
+            at, vectors = eigh(moments[u.name], u.name)
+            matrices[f"cols/{u.name}"] = vectors.T.float().contiguous()
+            at = at.clamp(min=0)
+        matrices[f"values/{u.name}"] = at.float()
+    lam = dampings({name: matrices[f"values/{name}"] for name in data.names})
+    matrices[DAMPINGS] = torch.tensor([lam[name] for name in data.names], dtype=torch.float64)
+    return matrices, passes
+
+
+def _bases(data: Statistics, units: Sequence[Unit], passes: tuple[int, int | None]) -> dict[str, Tensor]:
+    """The transposed eigenvectors of the covariances of each matrix that has them."""
+    sizes = factor_sizes(describe_units(units), "none")
+    total: Tensor | None = None
+    last: FeaturePass | None = None
+
+    def take(run: FeaturePass) -> Tensor:
+        assert run.factors is not None
+        part = run.factors.take().cpu().double()
+        return part if total is None else total.add_(part)
+
+    if sizes:
+        for i, (run, _) in enumerate(data.passes(units, *passes, "whitening: covariances", emit=False)):
+            if last is not None and (run is not last or i % _TAKE == 0):
+                total = take(last)
+            last = run
+        assert last is not None
+        total = take(last)
+    out: dict[str, Tensor] = {}
+    for name, pair in split(total, sizes).items() if total is not None else ():
+        given = [(side, c) for side, c in zip(("rows", "cols"), pair) if c is not None]
+        if all(c.any() for _, c in given):
+            for side, c in given:
+                out[f"{side}/{name}"] = _eigenvectors(c, name).T.float().contiguous()
+    return out
+
+
+def _eigenvectors(covariance: Tensor, name: str) -> Tensor:
+    """Eigenvectors of a covariance; large ones in float32, whose orthogonality suffices since Λ is measured."""
+    if len(covariance) <= _SINGLE or not covariance.isfinite().all():
+        return eigh(covariance, name)[1]
+    scaled = (covariance / covariance.diagonal().mean()).float()
+    try:
+        return torch.linalg.eigh((scaled + scaled.T) / 2)[1]
+    except torch.linalg.LinAlgError:
+        return eigh(covariance, name)[1]
+
+
+def _second_moments(
+    data: Statistics, units: Sequence[Unit], passes: tuple[int, int | None]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(P,) mean squares of turned gradients, and the second moments of vectors."""
+    vectors = [u for u in units if len(u.shape) < 2 and u.stop - u.start <= EXACT]
+    squares = torch.zeros(units[-1].stop, dtype=torch.float64)
+    moments = {u.name: torch.zeros(u.stop - u.start, u.stop - u.start, dtype=torch.float64) for u in vectors}
+    for _, features in data.passes(units, *passes, "whitening: eigenvalues", emit=True):
+        squares += features.square().sum(0)
+        for u in vectors:
+            g = features[:, u.columns].double()
+            moments[u.name] += g.T @ g
+    count = min(len(data.rows), SAMPLE) * len(data.checkpoints)  # labels of one example are one expectation
+    return squares.div_(count), {name: total.div_(count) for name, total in moments.items()}

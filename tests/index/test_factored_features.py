@@ -1,0 +1,170 @@
+"""Whole gradients stored as a few outer products; for EKFAC whitened before they are truncated."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import toy
+import unde
+from unde import UndeError
+from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.projection import feature_size
+from unde.tasks import Classification
+
+TOKENS, WORDS, CLASSES = 6, 11, 4
+
+
+class Words(nn.Module):
+    """An embedding, linear layers, a norm and a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.norm = nn.Embedding(WORDS, 5), nn.Linear(5, 8), nn.LayerNorm(8)
+        self.conv, self.out = nn.Conv1d(8, 6, 3), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.out(self.conv(self.norm(self.up(self.embed(x))).mT).relu().mean(-1))
+
+
+def words(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Words()
+
+
+def texts(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(WORDS, (n, TOKENS), generator=g), torch.randint(CLASSES, (n,), generator=g)
+
+
+TRAIN, QUERIES = texts(22), texts(5, seed=3)
+
+
+def build(folder, method, **options):
+    return toy.build(folder, model=words(), train_data=options.pop("data", TRAIN), method=method, **options)
+
+
+def relative(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("whole") / "i", EKFAC("none"), store_dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def full_rank(tmp_path_factory):
+    """Enough outer products for every matrix, so that all are stored in int8."""
+    return build(tmp_path_factory.mktemp("factored") / "i", EKFAC("factored(12)"))
+
+
+def test_whitened_queries_are_exact(whole, full_rank):
+    """⟨feature, feature⟩ of whitened queries is ⟨g, K g⟩ of the kernel on whole gradients."""
+    g, white = whole.features(QUERIES).features[0], full_rank.features(QUERIES).features[0]
+    expected = toy.training(whole, whole.method).apply_kernel(0, g) @ g.T
+    assert relative(white @ white.T, expected) < 2e-5
+
+
+def test_full_rank_scores_are_those_of_whole_gradients(whole, full_rank):
+    for damping in (0.01, 0.1, 10.0):
+        method = EKFAC(damping=damping)
+        assert relative(full_rank.score(QUERIES, method).total(), whole.score(QUERIES, method).total()) < 0.01
+    method = EKFAC(damping=0.3, damping_scope="model")
+    a, b = full_rank.score(QUERIES, method).by_group(), whole.score(QUERIES, method).by_group()
+    assert relative(a, b) < 0.01
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_truncation_is_that_of_singular_values(tmp_path, full_rank, rank):
+    """Stored matrices are the best of their rank to the whitened ones, but for int8."""
+    index = build(tmp_path / "i", EKFAC(f"factored({rank})"))
+    exact = full_rank.features(TRAIN).features[0]
+    stored = torch.cat([toy.stored(index).block(0, s) for s in range(len(index.manifest.shards))])
+    for unit, columns in zip(index.manifest.units, index.manifest.columns):
+        matrices = exact[:, columns]
+        shape = unit["shape"][0], unit["size"] // unit["shape"][0]
+        if len(unit["shape"]) > 1 and rank * (sum(shape) + 4) < unit["size"] + 4:
+            u, s, v = torch.linalg.svd(matrices.view(-1, *shape), full_matrices=False)
+            matrices = ((u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]).flatten(1)
+        assert relative(stored[:, columns], matrices) < 0.02, unit["name"]
+
+
+@pytest.mark.parametrize(
+    "method", [TracIn(), TracIn(metric="diagonal"), LoGRA()], ids=["tracin", "metric", "logra"]
+)
+def test_kernels_without_whitening_keep_raw_gradients(tmp_path, whole, method):
+    raw = build(tmp_path / "i", replace(method, projection="factored(12)"))
+    assert_close(raw.features(QUERIES).features, whole.features(QUERIES).features)
+    assert relative(raw.score(QUERIES).total(), whole.score(QUERIES, method).total()) < 0.02
+
+
+def test_whitened_features_answer_for_ekfac_alone(full_rank):
+    for method in ("tracin", TRAK(), EKFAC(fisher="sampled")):
+        with pytest.raises(UndeError, match=r"whitened for EKFAC.*projection='none' for all methods"):
+            full_rank.score(QUERIES, method)
+
+
+@pytest.mark.parametrize("fisher", ["sampled", "true"])
+def test_whitening_by_other_labels(tmp_path, fisher):
+    """Curvature of sampled or of all labels, without storing their gradients."""
+    method = EKFAC("none", fisher=fisher)
+    whole = build(tmp_path / "whole", method, store_dtype="float32")
+    index = build(tmp_path / "i", EKFAC("factored(12)", fisher=fisher))
+    assert relative(index.score(QUERIES).total(), whole.score(QUERIES).total()) < 0.02
+    assert not [p for p in index.folder.iterdir() if p.name.startswith("fisher")]
+
+
+def test_every_operation_of_an_index(tmp_path):
+    """Self-influence, weights, append, remove and verify work as for other features."""
+    index = build(tmp_path / "i", EKFAC("factored(2)"), ids=list(range(22)))
+    total = index.score(TRAIN).total()
+    assert_close(index.self_influence(), total.diagonal(), rtol=0.1, atol=float(total.abs().max()) / 50)
+    weights = unde.learn_weights(index.score(QUERIES), k=3)
+    assert weights.values.shape == (len(index.manifest.groups),)
+    more = texts(4, seed=9)
+    before = index.score(QUERIES).total()
+    index.append(more, ids=list(range(22, 26)))
+    assert_close(index.score(QUERIES).total()[:, :22], before)
+    index.remove([0, 25])
+    assert_close(index.score(QUERIES).total()[:, :21], before[:, 1:])
+    assert not index.verify().problems
+
+
+def test_builds_resume_with_the_same_bytes(tmp_path):
+    build(tmp_path / "one", EKFAC("factored(2)"))
+    two = build(tmp_path / "two", EKFAC("factored(2)"))
+    toy.shard_files(two)[1].unlink()
+    build(tmp_path / "two", EKFAC("factored(2)"))
+    assert toy.content(tmp_path / "two") == toy.content(tmp_path / "one")
+
+
+def test_tables_have_no_covariance_over_their_rows(whole):
+    factors = toy.stored(whole).source("empirical", 0).factors(0)
+    assert factors["embed.weight"][0] is None and factors["embed.weight"][1].shape == (5, 5)
+
+
+def test_covariance_of_a_table_is_that_of_its_output_gradients(tmp_path):
+    index = build(tmp_path / "i", EKFAC("none"))
+    model, (x, y) = words(), TRAIN
+    out = model.embed(x)
+    out.retain_grad()
+    hook = model.embed.register_forward_hook(lambda *_: out)
+    Classification().loss(model, (x, y)).sum().backward()
+    hook.remove()
+    g = out.grad.reshape(-1, 5)
+    total = sum(toy.stored(index).source("empirical", 0).factors(s)["embed.weight"][1] for s in range(3))
+    assert_close(total, g.T @ g, rtol=1e-4, atol=1e-7)
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(UndeError, match=r"factored\(0\)"):
+        EKFAC("factored(0)")
+    with pytest.raises(UndeError, match=r"expected 1 to 64 outer products.*'none' keeps whole gradients"):
+        EKFAC("factored(65)")
+    with pytest.raises(UndeError, match="leave store_dtype out"):
+        build(tmp_path / "i", EKFAC("factored(2)"), store_dtype="int4")
+    assert feature_size(unde.projection.Spec.parse("factored(2)"), (3, 4)) == 12
