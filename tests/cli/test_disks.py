@@ -135,7 +135,7 @@ def test_another_user_asks(built, tmp_path):
     assert json.loads(result.out) == want and not Path("idx/queries").exists()
     Path("idx/shards").chmod(0o700)
     result = Result(tmp_path, *ask, before=nobody)
-    assert result.code == 2 and "is unreadable (Permission denied)" in result.said
+    assert result.code == 2 and "(Permission denied)" in result.said and "idx/shards" in result.said
     assert "missing" not in result.said
     Path("idx/manifest.json").chmod(0o600)
     result = Result(tmp_path, *ask, before=nobody)
