@@ -118,8 +118,11 @@ class Projection:
         self._scale = None if scale is None else scale.reshape(1, -1)  # (1, R·C)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         numel, self.size = self.R * self.C, feature_size(spec, shape)
+        self._taps: Tensor | None = None  # (channels, channels), turns the input channels of a kernel
         if spec.kind == "factored":
             self._rows, self._cols = given.get(f"rows/{name}"), given.get(f"cols/{name}")
+            if self._kernel and self._cols is not None:
+                self._taps, self._cols = self._cols, None
         if self.size == numel:
             return
         if spec.kind in TWO_SIDED and len(shape) > 1:
@@ -151,6 +154,10 @@ class Projection:
     def col_matrix(self) -> Tensor | None:
         return self._cols
 
+    @property
+    def tap_matrix(self) -> Tensor | None:
+        return self._taps
+
     def widen(self, rows: bool, cols: bool) -> None:
         """Leave these sides unprojected."""
         self._rows = None if rows else self._rows
@@ -160,7 +167,7 @@ class Projection:
         """Rows and columns are laid out as they are multiplied and looked up, transposed; those of a kernel stay, as
         convolutions take them."""
         self.device, self.dtype = device, dtype
-        for side in ("_rows", "_cols", "_flat", "_scale"):
+        for side in ("_rows", "_cols", "_flat", "_scale", "_taps"):
             matrix = getattr(self, side)
             if matrix is not None:
                 turned = side == "_rows" or (side == "_cols" and not self._kernel)
@@ -172,6 +179,9 @@ class Projection:
         return x if self._rows is None else times(x.to(self._rows.dtype), self._rows)
 
     def cols(self, x: Tensor) -> Tensor:  # (..., C) → (..., r)
+        if self._taps is not None:
+            channels = x.unflatten(-1, (len(self._taps), -1)).to(self._taps.dtype)
+            return (self._taps @ channels).flatten(-2)
         return x if self._cols is None else times(x.to(self._cols.dtype), self._cols)
 
     def flat(self, g: Tensor) -> Tensor:  # (B, R·C) → (B, size)
@@ -198,6 +208,8 @@ class Projection:
             g = features.unflatten(1, (r, -1))
             g = g if self._rows is None else self._rows.T @ g
             g = (g if self._cols is None else g @ self._cols).flatten(1)
+            if self._taps is not None:
+                g = (self._taps.T @ g.unflatten(1, (self.R, len(self._taps), -1))).flatten(1)
         return g if self._scale is None else g * self._scale
 
     def _two_sided(self, g: Tensor) -> Tensor:  # (B, R, C) → (B, size)

@@ -23,18 +23,23 @@ Sides = tuple[int | None, int | None]
 def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | None:
     """The sizes of the two covariances of a parameter; None if its gradient is no sum of small outer products.
 
-    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding).
+    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding). Of whole kernels
+    of a convolution the right side is that of input channels, each tap of the kernel counting as a position.
 
     >>> sides(Spec.parse("kron(16)"), (768, 3072)), sides(Spec.parse("kron(16)"), (768,))
     ((16, 16), None)
-    >>> sides(Spec.parse("none"), (50257, 768), lookup=True)
-    (None, 768)
+    >>> sides(Spec.parse("none"), (50257, 768), lookup=True), sides(Spec.parse("none"), (64, 32, 3, 3))
+    ((None, 768), (64, 32))
     """
     if len(shape) < 2 or spec.kind not in MATRICES:
         return None
     left, right = two_sides(spec, tuple(shape))
     if spec.kind not in WHOLE:
         return (left, right) if max(left, right) <= LIMIT else None
+    if len(shape) > 2:
+        right = shape[1]
+        if left > LIMIT or right > LIMIT:
+            return None
     pair = (left if left <= LIMIT and not lookup else None, right if right <= LIMIT else None)
     return pair if any(pair) else None
 
@@ -70,7 +75,9 @@ class Factors:
             matching = next((m for m in masks if m.shape == x.shape[:2]), None)
             if matching is not None:
                 x = x * matching.unsqueeze(-1)
-            rows = x.reshape(-1, x.shape[-1]).to(total.dtype)
+            if x.shape[-1] != len(total):  # channels and taps of a kernel
+                x = x.unflatten(-1, (len(total), -1)).mT
+            rows = x.reshape(-1, len(total)).to(total.dtype)
             total.addmm_(rows.T, rows)
 
     def take(self) -> Tensor:

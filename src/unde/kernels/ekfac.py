@@ -285,17 +285,25 @@ class _Kronecker(_Spectrum):
 
     def rotate(self, x: Tensor) -> Tensor:  # Q_leftᵀ G Q_right
         g = self._matrix(x)
-        g = g if self.right is None else g @ self.right
+        g = g if self.right is None else _times(g, self.right)
         return (g if self.left is None else self.left.T @ g).flatten(1)
 
     def back(self, x: Tensor) -> Tensor:  # Q_left G Q_rightᵀ
         g = self._matrix(x)
-        g = g if self.right is None else g @ self.right.T
+        g = g if self.right is None else _times(g, self.right.T)
         return (g if self.left is None else self.left @ g).flatten(1)
 
     def _matrix(self, x: Tensor) -> Tensor:
-        rows = -1 if self.left is None else len(self.left)
-        return x.unflatten(1, (rows, -1 if self.right is None else len(self.right)))
+        if self.left is not None:
+            return x.unflatten(1, (len(self.left), -1))
+        return x.unflatten(1, (-1, len(self.right) if self.right is not None else 1))
+
+
+def _times(g: Tensor, right: Tensor) -> Tensor:
+    """G times the basis (channels, channels), for each tap of a kernel where G has several columns for a channel."""
+    if g.shape[2] == len(right):
+        return g @ right
+    return (right.T @ g.unflatten(2, (len(right), -1))).flatten(2)
 
 
 class _Whole(_Spectrum):

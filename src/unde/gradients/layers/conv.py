@@ -31,6 +31,11 @@ class Conv(Rule):
 
     def inputs(self, p: Projection, x: Tensor) -> Tensor:
         """(X, C, ...) → (X, groups, r, P), or all patches if columns are not projected by themselves."""
+        if p.tap_matrix is not None:
+            if self.groups > 1:
+                return p.cols(self.patches(x).mT).mT
+            turn = p.tap_matrix.view(*p.tap_matrix.shape, *[1] * self.dims)
+            return self.patches(_CONV[self.dims](x.to(turn.dtype), turn))
         if p.col_matrix is None or not p.factored:
             return self.patches(x)  # (X, groups, in, P)
         m = self.module
