@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +23,14 @@ from unde.data import Rows, evenly
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.factors import factor_sizes, split
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
 from unde.gradients.pca import eigh
 from unde.tasks.base import Task
 
-SAMPLE = 4096  # examples, evenly spaced, that statistics are taken from
+SAMPLE = 2048  # examples, evenly spaced, that statistics are taken from
 EXACT = 4096  # entries of a vector that gets eigenvectors of its second moment
-_SINGLE = 1024  # rows of a covariance from which on eigenvectors are computed in float32
+_SINGLE = 256  # rows of a covariance from which on eigenvectors are computed in float32
 _TAKE = 16  # passes whose covariances are added up on the device before they are moved
 
 
@@ -49,6 +52,18 @@ class Statistics:
     measures: Sequence[str]
     checkpoints: Sequence[Callable[[], AbstractContextManager[None]]]
 
+    @cached_property
+    def coverages(self) -> list[dict[str, Any]]:
+        """How gradients are computed under each checkpoint and measure."""
+        plain, out = make_units(self.model, self.names, "none", 0), []
+        for load in self.checkpoints:
+            with load():
+                out += [
+                    plan_coverage(self.model, self.task, self.rows, plain, m).describe()
+                    for m in self.measures
+                ]
+        return out
+
     def passes(
         self, units: Sequence[Unit], size: int, in_pass: int | None, title: str, emit: bool
     ) -> Iterator[tuple[FeaturePass, Tensor]]:
@@ -58,9 +73,9 @@ class Statistics:
         cuts = [where[r.start : r.stop] for r in split_range(range(len(where)), size)]
         runs = [(load, measure) for load in self.checkpoints for measure in self.measures]
         with console.progress(title, len(cuts) * len(runs), unit="passes") as advance:
-            for load, measure in runs:
+            for (load, measure), record in zip(runs, self.coverages):
                 with load():
-                    coverage = plan_coverage(self.model, self.task, self.rows, units, measure)
+                    coverage = restore_coverage(record, self.model, units)
                     what = Measurement(units, measure, factors=factors, emit=emit)
                     with FeaturePass(self.model, set_rows(self.task, in_pass), what, coverage) as run:
                         for result in run.over(self.rows.batches(cuts)):
@@ -88,7 +103,7 @@ def fit_whitening(
     plain = make_units(data.model, data.names, "none", 0)
     if passes is None:
         what = Measurement(plain, data.measures[0])
-        coverage = plan_coverage(data.model, data.task, data.rows, plain, data.measures[0])
+        coverage = restore_coverage(data.coverages[0], data.model, plain)
         passes = choose_pass_size(data.model, data.task, data.rows, what, coverage, memory)
     matrices = _bases(data, plain, passes)
     units = make_units(data.model, data.names, "factored(1)", 0, matrices)
