@@ -1,6 +1,7 @@
 """Whole gradients stored as a few outer products; for EKFAC whitened before they are truncated."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -168,3 +169,15 @@ def test_bad_input(tmp_path):
     with pytest.raises(UndeError, match="leave store_dtype out"):
         build(tmp_path / "i", EKFAC("factored(2)"), store_dtype="int4")
     assert feature_size(unde.projection.Spec.parse("factored(2)"), (3, 4)) == 12
+
+
+def test_features_of_many_queries_may_lie_in_a_file(full_rank):
+    expected = full_rank.features(QUERIES).features
+    with mock.patch("unde.store.shards.MAPPED", 16):
+        assert_close(full_rank.features(QUERIES).features, expected, rtol=0, atol=0)
+    with (
+        mock.patch("unde.store.shards.MAPPED", 16),
+        mock.patch("os.posix_fallocate", side_effect=OSError("disk full")),
+        pytest.raises(UndeError, match=r"disk full.*ask fewer queries at once, or set TMPDIR"),
+    ):
+        full_rank.features(QUERIES)

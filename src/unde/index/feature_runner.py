@@ -37,7 +37,7 @@ from unde.parallel.model_transport import ModelInputs
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import Results, scratch
+from unde.store.shards import Results, empty_tensor, scratch
 from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 
@@ -189,7 +189,7 @@ class FeatureRunner:
         work = _RowJobs(
             self, rows, split_range(range(len(rows)), m.resolved.pass_size), numbers, names, what, patch
         )
-        features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
+        features, values = empty_tensor(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
         beside, digests = torch.empty(len(rows), len(self.method.extra_measures)), [""] * len(rows)
         try:
             for (c, i), part in self._run(work):

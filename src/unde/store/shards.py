@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -27,6 +28,7 @@ from unde.store.remote import StorePath, is_local
 
 _META = "unde"
 _BLOCK = 2**20  # bytes that have a sum of their own
+MAPPED = 2**30  # bytes from which on results are mapped from a temporary file
 _TYPES = {  # as they are called in a file, in the order that they have there
     torch.int64: "I64",
     torch.float64: "F64",
@@ -260,6 +262,28 @@ def _clear(folder: StorePath) -> None:
     for old in folder.glob("*") if is_local(folder) else ():
         if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def empty_tensor(*shape: int) -> Tensor:
+    """A float32 tensor for results; a large one is mapped from a temporary file, so that it need not fit in memory.
+
+    Whole gradients of many queries take more than the memory budget of an index, and are read block by block.
+    """
+    count = math.prod(shape)
+    if 4 * count <= MAPPED or os.name != "posix":  # elsewhere a mapped file cannot be removed
+        return torch.empty(shape)
+    descriptor, name = tempfile.mkstemp(prefix="unde-")
+    try:
+        os.posix_fallocate(descriptor, 0, 4 * count) if hasattr(os, "posix_fallocate") else None
+        return torch.from_file(name, shared=True, size=count, dtype=torch.float32).view(shape)
+    except (OSError, RuntimeError) as e:
+        raise UndeError(
+            f"no room for {4 * count / 2**30:.3g} GiB of features in {tempfile.gettempdir()} ({e}): ask fewer queries "
+            "at once, or set TMPDIR to a folder on a larger disk"
+        ) from None
+    finally:
+        os.close(descriptor)
+        os.unlink(name)  # it stays mapped
 
 
 class Results:
