@@ -181,3 +181,18 @@ def test_features_of_many_queries_may_lie_in_a_file(full_rank):
         pytest.raises(UndeError, match=r"disk full.*ask fewer queries at once, or set TMPDIR"),
     ):
         full_rank.features(QUERIES)
+
+
+def test_examples_that_are_not_finite_are_left_out_of_the_statistics(tmp_path):
+    x, y = toy.data(22)
+    bad = x.clone()
+    bad[5] = torch.nan
+    keep = [i for i in range(22) if i != 5]
+    method = EKFAC("factored(12)")
+    skipped = toy.build(tmp_path / "bad", train_data=(bad, y), method=method, on_bad="skip")
+    without = toy.build(tmp_path / "good", train_data=(x[keep], y[keep]), method=method)
+    queries = toy.data(3, seed=3)
+    a, b = skipped.score(queries).total()[:, keep], without.score(queries).total()
+    assert relative(a / a.norm(), b / b.norm()) < 0.02
+    with pytest.raises(UndeError, match="example 5 is NaN or infinite"):
+        toy.build(tmp_path / "error", train_data=(bad, y), method=method)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from unde import console
 from unde.data import Rows, evenly
 from unde.gradients.coverage import plan_coverage
-from unde.gradients.factors import factor_sizes, split
+from unde.gradients.factors import factor_sizes, length, split
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
@@ -31,7 +31,6 @@ from unde.tasks.base import Task
 SAMPLE = 2048  # examples, evenly spaced, that statistics are taken from
 EXACT = 4096  # entries of a vector that gets eigenvectors of its second moment
 _SINGLE = 256  # rows of a covariance from which on eigenvectors are computed in float32
-_TAKE = 16  # passes whose covariances are added up on the device before they are moved
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,11 @@ class Statistics:
 
     def passes(
         self, units: Sequence[Unit], size: int, in_pass: int | None, title: str, emit: bool
-    ) -> Iterator[tuple[FeaturePass, Tensor]]:
-        """(pass, features) of the sample under every checkpoint and measure."""
+    ) -> Iterator[Tensor]:
+        """Features of the sample, pass by pass, under every checkpoint and measure; or sums of covariances.
+
+        Examples whose gradients are not finite are left out: a build refuses or skips them by name.
+        """
         factors = None if emit else factor_sizes(describe_units(units), "none")
         where = evenly(len(self.rows), SAMPLE)
         cuts = [where[r.start : r.stop] for r in split_range(range(len(where)), size)]
@@ -78,9 +80,25 @@ class Statistics:
                     coverage = restore_coverage(record, self.model, units)
                     what = Measurement(units, measure, factors=factors, emit=emit)
                     with FeaturePass(self.model, set_rows(self.task, in_pass), what, coverage) as run:
-                        for result in run.over(self.rows.batches(cuts)):
-                            yield run, result.features
+                        for cut in cuts:
+                            yield self._features(run, cut) if emit else self._covariances(run, cut)
                             advance(1)
+
+    def _features(self, run: FeaturePass, cut: Sequence[int]) -> Tensor:
+        [result] = run.over(self.rows.batches([cut]))
+        finite = result.features.isfinite().all(1)
+        return result.features if finite.all() else result.features[finite]
+
+    def _covariances(self, run: FeaturePass, cut: Sequence[int]) -> Tensor:
+        assert run.factors is not None
+        for _ in run.over(self.rows.batches([cut])):
+            pass
+        total = run.factors.take().cpu().double()
+        if total.isfinite().all():
+            return total
+        if len(cut) == 1:
+            return torch.zeros_like(total)
+        return torch.stack([self._covariances(run, [i]) for i in cut]).sum(0)
 
 
 def fit_whitening(
@@ -123,23 +141,13 @@ def fit_whitening(
 def _bases(data: Statistics, units: Sequence[Unit], passes: tuple[int, int | None]) -> dict[str, Tensor]:
     """The transposed eigenvectors of the covariances of each matrix that has them."""
     sizes = factor_sizes(describe_units(units), "none")
-    total: Tensor | None = None
-    last: FeaturePass | None = None
-
-    def take(run: FeaturePass) -> Tensor:
-        assert run.factors is not None
-        part = run.factors.take().cpu().double()
-        return part if total is None else total.add_(part)
-
-    if sizes:
-        for i, (run, _) in enumerate(data.passes(units, *passes, "whitening: covariances", emit=False)):
-            if last is not None and (run is not last or i % _TAKE == 0):
-                total = take(last)
-            last = run
-        assert last is not None
-        total = take(last)
+    if not sizes:
+        return {}
+    total = torch.zeros(length(sizes), dtype=torch.float64)
+    for part in data.passes(units, *passes, "whitening: covariances", emit=False):
+        total += part
     out: dict[str, Tensor] = {}
-    for name, pair in split(total, sizes).items() if total is not None else ():
+    for name, pair in split(total, sizes).items():
         given = [(side, c) for side, c in zip(("rows", "cols"), pair) if c is not None]
         if all(c.any() for _, c in given):
             for side, c in given:
@@ -165,7 +173,7 @@ def _second_moments(
     vectors = [u for u in units if len(u.shape) < 2 and u.stop - u.start <= EXACT]
     squares = torch.zeros(units[-1].stop, dtype=torch.float64)
     moments = {u.name: torch.zeros(u.stop - u.start, u.stop - u.start, dtype=torch.float64) for u in vectors}
-    for _, features in data.passes(units, *passes, "whitening: eigenvalues", emit=True):
+    for features in data.passes(units, *passes, "whitening: eigenvalues", emit=True):
         squares += features.square().sum(0)
         for u in vectors:
             g = features[:, u.columns].double()
