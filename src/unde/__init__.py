@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from unde import evaluate, methods, tasks
     from unde.groups import Groups
     from unde.index import Index
+    from unde.index.exact import attribute
     from unde.scoring import GroupScores
     from unde.setup import Setup
     from unde.tasks import Task
@@ -26,6 +27,7 @@ __all__ = [
     "UndeError",
     "Weights",
     "__version__",
+    "attribute",
     "evaluate",
     "learn_weights",
     "methods",
@@ -40,6 +42,7 @@ _MODULES = {
     "Setup": "unde.setup",
     "Task": "unde.tasks",
     "Weights": "unde.weights",
+    "attribute": "unde.index.exact",
     "learn_weights": "unde.weights",
 }
 _SUBMODULES = [

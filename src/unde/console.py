@@ -129,6 +129,17 @@ def progress(
     job.close()
 
 
+@contextmanager
+def silent(when: bool = True) -> Generator[None]:
+    """Show no progress of jobs inside the block."""
+    global _busy
+    before, _busy = _busy, _busy or when
+    try:
+        yield
+    finally:
+        _busy = before
+
+
 def rate(count: int, seconds: float, unit: str) -> str:
     """How many in a second, a minute or an hour, whichever can be read.
 

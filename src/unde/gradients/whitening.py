@@ -106,6 +106,7 @@ def fit_whitening(
     dampings: Callable[[Mapping[str, Tensor]], Mapping[str, float]],
     memory: int,
     passes: tuple[int, int | None] | None = None,
+    exact: bool = False,
 ) -> tuple[dict[str, Tensor], tuple[int, int | None]]:
     """The matrices of whitening, and examples and rows in a pass.
 
@@ -114,9 +115,11 @@ def fit_whitening(
         dampings: λ of each parameter from its eigenvalues, as the kernel has them.
         memory: Bytes that a pass may take half of.
         passes: Examples and rows in a pass, if they were decided before.
+        exact: Whether small matrices that have no covariances get eigenvectors too, which are those of vectors.
 
     Returns:
-        "rows/<name>" and "cols/<name>", the transposed bases of each side; "values/<name>", Λ; and "dampings", λ.
+        "rows/<name>" and "cols/<name>", the transposed bases of each side; "values/<name>", Λ; and "dampings", λ. With
+        `exact`, "whole/<name>" is the transposed basis of a matrix without sides.
     """
     plain = make_units(data.model, data.names, "none", 0)
     if passes is None:
@@ -125,12 +128,15 @@ def fit_whitening(
         passes = choose_pass_size(data.model, data.task, data.rows, what, coverage, memory)
     matrices = _bases(data, plain, passes)
     units = make_units(data.model, data.names, "factored(1)", 0, matrices)
-    values, moments = _second_moments(data, units, passes)
+    sided = {name.partition("/")[2] for name in matrices}
+    vectors = [u for u in units if len(u.shape) < 2 or (exact and u.name not in sided)]
+    values, moments = _second_moments(data, units, vectors, passes)
     for u in units:
         at = values[u.columns]
         if u.name in moments:
-            at, vectors = eigh(moments[u.name], u.name)
-            matrices[f"cols/{u.name}"] = vectors.T.float().contiguous()
+            at, basis = eigh(moments[u.name], u.name)
+            side = "cols" if len(u.shape) < 2 else "whole"
+            matrices[f"{side}/{u.name}"] = basis.T.float().contiguous()
             at = at.clamp(min=0)
         matrices[f"values/{u.name}"] = at.float()
     lam = dampings({name: matrices[f"values/{name}"] for name in data.names})
@@ -167,10 +173,10 @@ def _eigenvectors(covariance: Tensor, name: str) -> Tensor:
 
 
 def _second_moments(
-    data: Statistics, units: Sequence[Unit], passes: tuple[int, int | None]
+    data: Statistics, units: Sequence[Unit], vectors: Sequence[Unit], passes: tuple[int, int | None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(P,) mean squares of turned gradients, and the second moments of vectors."""
-    vectors = [u for u in units if len(u.shape) < 2 and u.stop - u.start <= EXACT]
+    """(P,) mean squares of turned gradients, and the second moments of short vectors."""
+    vectors = [u for u in vectors if u.stop - u.start <= EXACT]
     squares = torch.zeros(units[-1].stop, dtype=torch.float64)
     moments = {u.name: torch.zeros(u.stop - u.start, u.stop - u.start, dtype=torch.float64) for u in vectors}
     for features in data.passes(units, *passes, "whitening: eigenvalues", emit=True):

@@ -201,6 +201,16 @@ class FeatureRunner:
             self.close()
         return RowFeatures(features, values, beside, digests)
 
+    def passes(self, rows: Rows, c: int) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+        """(positions, features and digests) of queries under checkpoint c, pass by pass in this process."""
+        cuts = split_range(range(len(rows)), self.manifest.resolved.pass_size)
+        work = _RowJobs(self, rows, cuts, None, None, "query", nullcontext)
+        try:
+            for i, here in enumerate(cuts):
+                yield here, work.compute_pass(c, i)
+        finally:
+            self.close()
+
     def _run(self, work: _RowJobs) -> Iterator[tuple[Job, Mapping[str, Tensor]]]:
         """The results of all jobs, in any order."""
         jobs: list[Job] = [(c, i) for c in range(self.manifest.terms) for i in range(len(work.passes))]

@@ -6,7 +6,7 @@ They are stored beside the manifest; a resumed build reads them, so that all sha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from unde.gradients.pca import compute_directions
 from unde.gradients.whitening import Statistics, fit_whitening
 from unde.malloc import keep_memory
 from unde.methods import EKFAC, Fisher, Method
-from unde.parallel.model_transport import BuildInputs
+from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import Spec
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
@@ -150,21 +150,29 @@ def _whitening(
 ) -> dict[str, Tensor]:
     """Bases, eigenvalues and damping of EKFAC, averaged over checkpoints, and the size of the passes."""
     assert isinstance(method, EKFAC)
-    recorded, statistics = wanted.resolved.directions, method.statistics
-    if isinstance(statistics, Fisher):
-        statistics = resolve_labels(statistics, inputs.model, inputs.task, inputs.rows)
-    count = len(wanted.models)
-    data = Statistics(
-        inputs.model,
-        inputs.task,
-        inputs.rows,
-        names,
-        [statistics.measure_of(term) for term in range(statistics.terms)],
-        [partial(load_checkpoint, inputs.model, inputs.checkpoints, c) for c in range(count)],
-    )
+    recorded = wanted.resolved.directions
+    data = curvature_data(inputs, inputs.rows, names, method, range(len(wanted.models)))
     given = None if recorded is None else (recorded[0] or 1, recorded[1])
     matrices, (size, rows) = fit_whitening(data, method.kernel.dampings, memory, given)
     return matrices | {PASSES: torch.tensor([size, rows or 0])}
+
+
+def curvature_data(
+    inputs: ModelInputs, rows: Rows, names: Sequence[str], method: Method, checkpoints: Sequence[int]
+) -> Statistics:
+    """What the kernel of a method is computed from: gradients of the data under these checkpoints, for EKFAC with the
+    labels that its Fisher matrix asks for."""
+    statistics = method.statistics if isinstance(method, EKFAC) else method
+    if isinstance(statistics, Fisher):
+        statistics = resolve_labels(statistics, inputs.model, inputs.task, rows)
+    return Statistics(
+        inputs.model,
+        inputs.task,
+        rows,
+        names,
+        [statistics.measure_of(term) for term in range(statistics.terms)],
+        [partial(load_checkpoint, inputs.model, inputs.checkpoints, c) for c in checkpoints],
+    )
 
 
 def whitening(folder: StorePath, manifest: Manifest) -> dict[str, tuple[Tensor, float]]:

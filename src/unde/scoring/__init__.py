@@ -4,6 +4,7 @@ from unde.scoring.arrays import ArrayFeatures, ArrayScores, from_arrays
 from unde.scoring.base import WeightsLike
 from unde.scoring.candidates import CandidateScores
 from unde.scoring.documents import Pieces, documents
+from unde.scoring.exact import ExactScores
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.table import Table
 from unde.scoring.top import Top
@@ -13,6 +14,7 @@ __all__ = [
     "ArrayFeatures",
     "ArrayScores",
     "CandidateScores",
+    "ExactScores",
     "GroupScores",
     "Pieces",
     "Table",

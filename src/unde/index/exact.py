@@ -1,0 +1,328 @@
+"""Attribution without an index: gradients of queries are held with K applied, those of training examples stream by.
+
+    score(q, n)_j = Σ_c η_c ⟨ [K_c g^c(q)]_j, g_j^c(n) ⟩
+
+Gradients are whole, so nothing is lost to a projection, and none of a training example is stored. K must not mix
+parameters, so that it acts on the query side: EKFAC, and TracIn in both metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde import console, methods
+from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
+from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
+from unde.errors import BadExample, UndeError
+from unde.fingerprints import reads_differently, to_digest
+from unde.gradients import describe_units, make_units
+from unde.gradients.coverage import EXAMPLES
+from unde.gradients.feature_pass import largest, torch_threads
+from unde.groups import Groups, unwrap_compiled
+from unde.index import builder
+from unde.index.builder import BuildSettings
+from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.gradient_kernel import KERNELS, Kept, apply_in_place, fit_to_gradients
+from unde.index.gradient_stream import OWNER, GradientStream
+from unde.index.query_features import BadQuery
+from unde.index.state import parse_ids
+from unde.methods import EKFAC, Method, TracIn
+from unde.parallel import Executor, close_workers, get_executor
+from unde.parallel.model_transport import BuildInputs
+from unde.projection import Spec
+from unde.scoring.blocks import TINY, ScoreRange, cut, underflow
+from unde.scoring.exact import MOST, ExactScores, PairNorms, empty_scores
+from unde.setup import Recipe
+from unde.store.manifest import ResolvedSettings
+from unde.store.shards import scratch
+from unde.tasks.base import Task
+
+AUTO = "auto"
+QUERY_SHARE = 2  # gradients of queries take at most 1/2 of the memory budget
+PASS_SHARE = 2  # passes are chosen as if the budget was 1/2 of it: they take half of that
+
+
+def attribute(
+    model: nn.Module,
+    task: Task,
+    train_data: Any,
+    queries: Any,
+    method: str | Method = AUTO,
+    groups: Groups | str | Mapping[str, str] = "layer",
+    *,
+    memory: int | str = "2GB",
+    exclude: Sequence[str] = (),
+    collate: Collate | None = None,
+    ids: Sequence[Any] | None = None,
+    query_ids: Sequence[Any] | None = None,
+    checkpoints: Sequence[Checkpoint] | None = None,
+    checkpoint_weights: Sequence[float] | None = None,
+    executor: str | Executor = "serial",
+    threads: int | None = None,
+    recipe: str | Recipe | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> ExactScores:
+    """Score all training examples for each query by whole gradients, in one pass over the training data.
+
+    No index is written. Queries whose gradients do not fit half of the memory budget are asked in several passes. EKFAC
+    takes two passes more, over at most 4096 training examples.
+
+    Args:
+        model: The trained model, a PyTorch module.
+        task: What the model is trained for: one of `unde.tasks`, or a `Task` of your own.
+        train_data: The training examples: a data set, a loader, a list, or a tuple or dict of tensors.
+        queries: Data like the training data.
+        method: "ekfac" or "tracin", or a method with its settings; "auto" is EKFAC.
+        groups: The groups of parameters that scores are resolved by: "layer", "block", …, or {pattern: group}.
+        memory: The memory budget, such as "2GB".
+        exclude: Regular expressions of parameters to leave out.
+        collate: Puts examples into a batch; by default that of the loader or the task.
+        ids: The user's ids of the training examples.
+        query_ids: The user's ids of the queries.
+        checkpoints: State dicts or .safetensors files; scores are means over them.
+        checkpoint_weights: η_c of each checkpoint; equal by default.
+        executor: "serial", "processes:4", "ray", or an Executor.
+        threads: Threads of torch for each job.
+        recipe: As in `Index.build`: how other processes make the model.
+        device: Where to run the model; by default where it is.
+        batch_size: Examples in a pass; by default `memory` and what is fast decide.
+        progress: Whether to show what is done, and a bar.
+
+    Returns:
+        Scores like those of `index.score(queries)`: `scores.top(10)` lists the strongest examples of each query.
+
+    Raises:
+        UndeError: The method mixes parameters, the budget does not hold the gradient of a query, the model cannot run on
+            an example, or a gradient is NaN or infinite.
+
+    >>> unde.attribute(model, unde.tasks.Classification(), data, queries).top(10)  # doctest: +SKIP
+    """
+    if not isinstance(task, Task):
+        raise UndeError(
+            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+        )
+    rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
+    runs, model = get_executor(executor, threads=threads), unwrap_compiled(model)
+    if not runs.exclusive:
+        raise UndeError("an array of workers shares an index: use executor='processes:4' or 'ray' here")
+    place = None if device is None else str(device)
+    recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+    inputs = BuildInputs(model, task, rows, checkpoints, recipe, place)
+    asked = Rows(queries, choose_collate(rows.collate, queries))
+    if query_ids is not None and len(query_ids) != len(asked):
+        raise UndeError(f"{len(query_ids)} query_ids for {len(asked)} queries: expected one for each")
+    wanted = check_method(method)
+    with ExitStack() as stack:
+        stack.enter_context(console.silent(not progress))
+        stack.enter_context(builder.on_device(model, device))
+        stack.enter_context(close_workers(executor, runs))
+        folder = None if runs.in_process else stack.enter_context(scratch(None))
+        resolved = builder.resolve_method(wanted, inputs, Path(OWNER), exclude, progress)
+        settings = BuildSettings(
+            resolved,
+            parse_bytes(memory),
+            groups=groups,
+            exclude=exclude,
+            ids=parse_ids(rows, ids),
+            checkpoint_weights=checkpoint_weights,
+            threads=threads or runs.threads,
+            batch_size=batch_size,
+        )
+        stack.enter_context(torch_threads(settings.threads))
+        if folder is not None:
+            inputs = inputs.portable(folder, rows)
+        runner, partition = _runner(inputs, resolved, settings)
+        stream = GradientStream(runner, partition, settings.ids, folder)
+        return _OnePass(stream, resolved, asked, settings.memory, runs).scores(query_ids)
+
+
+def check_method(method: str | Method) -> Method:
+    """The method on whole gradients; raises for one whose kernel mixes parameters.
+
+    >>> check_method("auto").projection
+    'none'
+    """
+    chosen = EKFAC() if method == AUTO else methods.parse(method)
+    name = type(chosen).__name__
+    final = chosen.linear or isinstance(chosen, TracIn)
+    apart = isinstance(chosen.kernel, KERNELS) and final and not chosen.groupwise
+    if not apart or chosen.steps > 1 or chosen.extra_measures:
+        raise UndeError(
+            f"{name} needs the features of all training examples at once, and exact scores keep none: use 'ekfac' or "
+            f"'tracin', or build an index for it, Index.build(…, method={chosen.name or name!r})"
+        )
+    if chosen.projection is not None and Spec.parse(chosen.projection).kind != "none":
+        raise UndeError(
+            f"{name} with projection {chosen.projection!r}: exact scores are those of whole gradients. Leave the "
+            "projection out, or build an index with it"
+        )
+    return replace(chosen, projection="none")
+
+
+def _runner(inputs: BuildInputs, method: Method, settings: BuildSettings) -> tuple[FeatureRunner, Groups]:
+    """Units, coverage and pass size, as an index of whole gradients has them."""
+    names, partition, _ = settings.check(inputs, method)
+    shares = resolve_checkpoint_weights(settings.checkpoint_weights, len(inputs.models), method.terms)
+    units = make_units(inputs.model, names, "none", 0)
+    draft = builder.draft_manifest(
+        method,
+        inputs.task,
+        len(inputs.rows),
+        partition,
+        store_dtype="float32",
+        models=inputs.models,
+        checkpoint_weights=shares,
+        data=inputs.data,
+        factors=False,
+        units=describe_units(units),
+        resolved=ResolvedSettings(0, 0, settings.threads or torch.get_num_threads()),
+    )
+    runner = FeatureRunner(Path(OWNER), draft, inputs)
+    runner.units = units
+    with _naming_examples(inputs, settings.ids):
+        runner.manifest = runner.choose_passes(
+            inputs.rows, settings.memory // PASS_SHARE, settings.batch_size
+        )
+    return runner, partition
+
+
+def _naming_examples(inputs: BuildInputs, ids: Sequence[Any] | None) -> Any:
+    """Errors of the model name one of the examples that are tried first."""
+    rows = inputs.rows
+    return raise_failing_example(
+        inputs.model, inputs.task, rows, lambda: sorted({*evenly(len(rows), EXAMPLES), largest(rows)}), ids
+    )
+
+
+@dataclass
+class _OnePass:
+    """Queries on their way through the training data."""
+
+    stream: GradientStream
+    method: Method
+    queries: Rows
+    memory: int
+    executor: Executor
+    query_digests: list[str] = field(default_factory=list)
+
+    def scores(self, query_ids: Sequence[Any] | None) -> ExactScores:
+        m, partition = self.stream.runner.manifest, self.stream.partition
+        blocks = self._query_blocks()
+        shape = len(self.queries), m.examples, len(partition)
+        _check_room(shape)
+        values = empty_scores(shape, self.memory)
+        norms = PairNorms(torch.zeros(shape[0], shape[2]), torch.zeros(shape[1], shape[2]))
+        out = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        digests: list[str] = []
+        sizes = ScoreRange(len(self.queries))
+        for c, eta in enumerate(m.checkpoint_weights):
+            kept: Kept = {}
+            for i, block in enumerate(blocks):
+                held = self._hold(block, c, kept, norms)
+                if i == len(blocks) - 1:
+                    kept.clear()  # eigenvectors are large
+                title = "exact scores" + (f", {i + 1} of {len(blocks)}" if len(blocks) > 1 else "")
+                first = c == 0 and i == 0
+                digests = digests or [""] * m.examples
+                for rows, part in self.stream.over(held, c, self.executor, title):
+                    out[block, rows] += sizes.update(block, eta * part["parts"])
+                    if i == 0:
+                        norms.train[rows] += eta * part["norms"]
+                    _note_digests(digests, rows, part["digest"], first)
+                del held
+        small = sizes.largest
+        if len(tiny := ((small > 0) & (small < TINY)).nonzero()):
+            raise underflow(f"scores of query {int(tiny[0])}")
+        return ExactScores(
+            values,
+            partition.names,
+            self.memory,
+            method=self.method,
+            query_digests=self.query_digests,
+            train_digests=digests,
+            norms=norms,
+            provenance=self._provenance(),
+            ids=self.stream.ids,
+            query_ids=query_ids,
+        )
+
+    def _provenance(self) -> dict[str, Any]:
+        m = self.stream.runner.manifest
+        made = {"method": self.method.describe(), "model": m.models, "data": m.data, "task": m.task["name"]}
+        return made | {"exact": True}
+
+    def _query_blocks(self) -> list[slice]:
+        """Queries whose gradients are in memory together."""
+        each, count = 4 * self.stream.runner.manifest.width, len(self.queries)
+        step = self.memory // QUERY_SHARE // each
+        if not step:
+            raise UndeError(
+                f"the gradient of one query takes {console.size(each)}, and half of the memory budget of "
+                f"{console.size(self.memory)} is less: raise memory=, leave parameters out with exclude=, or build an "
+                "index"
+            )
+        blocks = list(cut(slice(0, count), step))
+        if len(blocks) > 1:
+            console.line(
+                f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
+                f"({console.size(each)} each) fit half of the memory budget. memory= raises it"
+            )
+        return blocks
+
+    def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
+        """K g(q) of a block of queries under checkpoint c, (q, D)."""
+        runner, rows = self.stream.runner, self.stream.runner.inputs.rows
+        assert rows is not None
+        some = self.queries.subset(range(block.start, block.stop))
+        held = torch.empty(len(some), runner.manifest.width)
+        for here, part in runner.passes(some, c):
+            held[here.start : here.stop] = part["features"]
+            if c == 0:
+                self.query_digests += [to_digest(d) for d in part["digest"].tolist()]
+        bad = (~torch.linalg.vector_norm(held, dim=1).isfinite()).nonzero()[:, 0]
+        bad = [q for q in bad.tolist() if not held[q].isfinite().all()]
+        if bad:
+            raise BadQuery(block.start + bad[0], len(bad))
+        norms.queries[block] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(held)
+        try:
+            with _naming_examples(runner.inputs, self.stream.ids):
+                fitted = fit_to_gradients(self.method, runner, rows, c, self.memory, kept)
+        except BadExample:
+            raise
+        except UndeError:
+            self._find_bad(held[:0], c)
+            raise
+        return apply_in_place(fitted, held)
+
+    def _find_bad(self, nothing: Tensor, c: int) -> None:
+        """Raise if an example has no finite gradient: the kernel cannot say which."""
+        for _ in self.stream.over(nothing, c, self.executor, "looking for what is wrong"):
+            pass
+
+
+def _check_room(shape: tuple[int, int, int]) -> None:
+    need = 4 * shape[0] * shape[1] * shape[2]
+    if need > MOST:
+        raise UndeError(
+            f"scores of {shape[0]:,} queries × {shape[1]:,} examples × {shape[2]} groups take {need / 2**30:.3g} GiB, "
+            f"more than {MOST / 2**30:.3g} GiB: ask fewer queries, or use coarser groups="
+        )
+
+
+def _note_digests(digests: list[str], rows: slice, signed: Tensor, first: bool) -> None:
+    """Keep the digests of training examples; raise if one reads differently than before."""
+    found = [to_digest(d) for d in signed.tolist()]
+    if not first:
+        for i, then, now in zip(range(rows.start, rows.stop), digests[rows], found):
+            if then != now:
+                raise reads_differently(i)
+    digests[rows] = found

@@ -1,0 +1,97 @@
+"""Kernels of methods on whole gradients, fitted to a sample of the training data: nothing is stored.
+
+EKFAC takes two passes over the sample (`unde.gradients.whitening`), the diagonal metric one. K acts on the query side,
+where the gradients of a few queries meet those of many training examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import torch
+from torch import Tensor
+
+from unde.data import Rows
+from unde.gradients.factors import factor_sizes
+from unde.gradients.feature_pass import exclusive
+from unde.gradients.whitening import SAMPLE, Statistics, fit_whitening
+from unde.index import pca
+from unde.index.feature_runner import FeatureRunner
+from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
+from unde.kernels.base import Fitted, Moments, ParameterColumns
+from unde.kernels.ekfac import EXACT
+from unde.malloc import keep_memory
+from unde.methods import Method
+from unde.store.manifest import Manifest
+
+KERNELS = (Identity, Diagonal, EKFACKernel)  # that do not mix parameters
+Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: good for any damping
+_APPLIED = 8  # queries that K is applied to together
+
+
+@keep_memory()
+def fit_to_gradients(
+    method: Method, runner: FeatureRunner, rows: Rows, c: int, memory: int, kept: Kept | None = None
+) -> Fitted:
+    """K of a method under checkpoint c.
+
+    Args:
+        method: A method whose kernel is one of `KERNELS`.
+        runner: The model; its units are whole gradients.
+        rows: The training data.
+        c: The checkpoint.
+        memory: The budget in bytes.
+        kept: Moments of earlier calls, to which those of this one are added.
+    """
+    m, count = runner.manifest, min(len(rows), SAMPLE)
+    source = TensorSource(torch.empty(0, m.width), _parts(m), [slice(0, count)])
+    bound = method.kernel.bind(source.sizes)
+    if isinstance(method.kernel, Identity):
+        return bound.fit({}, source)
+    bound.check(memory)
+    kept = {} if kept is None else kept
+    if (bound.key, c) not in kept:
+        runner.close()
+        with exclusive(runner.inputs.model):
+            data = pca.curvature_data(runner.inputs, rows, m.unit_names, method, [c])
+            kept[bound.key, c] = _moments(method, runner, data, memory)
+    return bound.fit(kept[bound.key, c], source)
+
+
+def _parts(m: Manifest) -> Sequence[ParameterColumns]:
+    sides = factor_sizes(m.units, "none")
+    return [ParameterColumns(name, at, sides.get(name)) for name, at in zip(m.unit_names, m.columns)]
+
+
+def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: int) -> Moments:
+    m = runner.manifest
+    passes = m.resolved.pass_size, m.resolved.rows
+    if isinstance(method.kernel, EKFACKernel):
+        matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
+        return ekfac_moments(matrices, m)
+    squares = torch.zeros(m.width, dtype=torch.float64)
+    for _, features in data.passes(runner.units, *passes, "second moments", emit=True):
+        squares += features.square_().sum(0)
+    return {"squares": squares}
+
+
+def ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Tensor]:
+    """The matrices of whitening as the moments of EKFAC: eigenvectors in columns."""
+    out: dict[str, Tensor] = {}
+    for u in m.units:
+        name = u["name"]
+        out[f"values {name}"] = matrices[f"values/{name}"]
+        right = "right" if len(u["shape"]) > 1 else "basis"
+        for key, side in (("rows", "left"), ("cols", right), ("whole", "basis")):
+            if f"{key}/{name}" in matrices:
+                out[f"{side} {name}"] = matrices[f"{key}/{name}"].T
+        if u["size"] <= EXACT and not any(f"{side} {name}" in out for side in ("left", "right", "basis")):
+            out[f"basis {name}"] = torch.eye(u["size"])
+    return out
+
+
+def apply_in_place(fitted: Fitted, features: Tensor) -> Tensor:
+    """K applied to features (n, D), a few rows at a time."""
+    for some in features.split(_APPLIED):
+        some.copy_(fitted.apply(some))
+    return features

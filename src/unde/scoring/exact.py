@@ -1,0 +1,140 @@
+"""Scores that are computed as the training data stream by, as `unde.attribute` gives them: in memory or in a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError, explain
+from unde.methods import FinalContext, Method
+from unde.scoring.arrays import Array, ArrayScores
+from unde.scoring.base import WeightsLike
+from unde.scoring.blocks import check_finite
+from unde.scoring.data_splits import shared
+
+MOST = 2**34  # bytes of contributions that are kept, in memory or in a file
+SHARE = 4  # in memory they take at most 1/4 of the budget
+
+
+@dataclass(frozen=True)
+class PairNorms:
+    """Squared norms of whole gradients in each group, which cosines are divided by."""
+
+    queries: Tensor  # (Q, M)
+    train: Tensor  # (N, M)
+
+
+class ExactScores(ArrayScores):
+    """Scores of Q queries against N training examples, from whole gradients.
+
+    `unde.attribute` returns them. They can do what the scores of an index do; contributions are in memory, or in a
+    temporary file that goes with them.
+    """
+
+    title = "Exact scores"
+
+    def __init__(
+        self,
+        values: Array,
+        groups: Sequence[str],
+        memory: int,
+        *,
+        method: Method,
+        query_digests: Sequence[str],
+        train_digests: Sequence[str],
+        norms: PairNorms,
+        provenance: dict[str, Any],
+        ids: Sequence[Any] | None = None,
+        query_ids: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            values, groups, memory, ids=ids, query_ids=query_ids, method=method, provenance=provenance
+        )
+        self.query_digests = list(query_digests)
+        self._train_digests, self._norms = train_digests, norms
+
+    def trained_on(self) -> list[int]:
+        """Positions of the queries that are training examples, by content."""
+        return shared(self.query_digests, self._train_digests)
+
+    def total(self, weights: WeightsLike = None) -> Tensor:
+        """(Q, N) scores, held beside the memory budget; positive = proponent."""
+        w, everything = self.align_weights(weights), slice(None)
+        return check_finite(self.finish(super().total(w), w, everything, everything), "scores")
+
+    def by_group(self) -> Tensor:
+        """Contributions (Q, N, M) of the groups, before cosines are taken.
+
+        Raises:
+            UndeError: If they are in a file and do not fit the memory budget.
+        """
+        need = 4 * self.values.shape[0] * self.values.shape[1] * self.values.shape[2]
+        if not isinstance(self.values, Tensor) and need > self.memory:
+            raise UndeError(
+                f"by_group() of {' × '.join(map(str, self.values.shape))} needs {need / 2**30:.3g} GiB, the budget is "
+                f"{self.memory / 2**30:.3g} GiB: use select(queries), coarser groups=, or raise memory="
+            )
+        return super().by_group()
+
+    def select(self, queries: Tensor) -> ExactScores:
+        """The scores of some of the queries, by number."""
+        some = super().select(queries)
+        assert isinstance(some, ExactScores)
+        some.query_digests = [self.query_digests[q] for q in queries.tolist()]
+        some._norms = PairNorms(self._norms.queries[queries], self._norms.train)
+        return some
+
+    def regroup(self, groups: Mapping[str, Sequence[str]]) -> ExactScores:
+        """The same scores under coarser groups, {new name: names of present groups}."""
+        joint = self._joint_groups(groups)
+        values = empty_scores((*self.shape, len(groups)), self.memory)
+        for q in self._query_blocks(16):
+            for rows, parts in self.stream(q):
+                values[q, rows] = parts @ joint if isinstance(values, Tensor) else (parts @ joint).numpy()
+        out = self._replace(values, list(groups), self.query_ids)
+        out._norms = PairNorms(self._norms.queries @ joint, self._norms.train @ joint)
+        return out
+
+    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
+        """Final scores of a block from their linear part; differentiable in `weights` (M,)."""
+        if self.method.linear:
+            return linear
+        sides = FinalContext(
+            query_squares=lambda: self._norms.queries[queries],
+            train_squares=lambda: self._norms.train[train],
+            leverage=_no_leverage,
+            extra_values=_no_leverage,
+        )
+        return self.method.final(linear, sides, weights.to(linear))
+
+    def _replace(self, values: Array, groups: Sequence[str], query_ids: Sequence[Any] | None) -> ExactScores:
+        out = copy(self)
+        out.values, out._groups, out._query_ids = values, list(groups), query_ids
+        return out
+
+
+def empty_scores(shape: tuple[int, int, int], memory: int) -> Array:
+    """Zeros (Q, N, M): in memory if they take at most a quarter of the budget, else in a temporary file."""
+    need = 4 * shape[0] * shape[1] * shape[2]
+    if need <= memory // SHARE:
+        return torch.zeros(shape)
+    message = (
+        f"there is no room for {need / 2**30:.3g} GiB of scores in {tempfile.gettempdir()} ({{why}}): set TMPDIR to "
+        "another folder, raise memory= to keep them in memory, ask fewer queries, or use coarser groups="
+    )
+    with explain(message, OSError), tempfile.TemporaryFile(prefix="unde-") as file:
+        if hasattr(os, "posix_fallocate"):  # else a full disk is noticed by a signal
+            os.posix_fallocate(file.fileno(), 0, need)
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def _no_leverage() -> Tensor:
+    raise UndeError("these scores know nothing of examples but their gradients: build an index for this method")
