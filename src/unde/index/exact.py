@@ -101,8 +101,8 @@ def attribute(
         Scores like those of `index.score(queries)`: `scores.top(10)` lists the strongest examples of each query.
 
     Raises:
-        UndeError: The method mixes parameters, the budget does not hold the gradient of a query, the model cannot run on
-            an example, or a gradient is NaN or infinite.
+        UndeError: The method mixes parameters, the budget does not hold the gradient of a query, the model cannot run
+            on an example, or a gradient is NaN or infinite.
 
     >>> unde.attribute(model, unde.tasks.Classification(), data, queries).top(10)  # doctest: +SKIP
     """
@@ -280,8 +280,7 @@ class _OnePass:
 
     def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
         """K g(q) of a block of queries under checkpoint c, (q, D)."""
-        runner, rows = self.stream.runner, self.stream.runner.inputs.rows
-        assert rows is not None
+        runner, inputs = self.stream.runner, self.stream.inputs
         some = self.queries.subset(range(block.start, block.stop))
         held = torch.empty(len(some), runner.manifest.width)
         for here, part in runner.passes(some, c):
@@ -294,8 +293,8 @@ class _OnePass:
             raise BadQuery(block.start + bad[0], len(bad))
         norms.queries[block] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(held)
         try:
-            with _naming_examples(runner.inputs, self.stream.ids):
-                fitted = fit_to_gradients(self.method, runner, rows, c, self.memory, kept)
+            with _naming_examples(inputs, self.stream.ids):
+                fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, kept)
         except BadExample:
             raise
         except UndeError:

@@ -60,10 +60,11 @@ class GradientStream:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _queries=None)
-        self._inputs.check_data(self.runner.manifest, self.runner.folder)
+        self.inputs.check_data(self.runner.manifest, self.runner.folder)
 
     @property
-    def _inputs(self) -> BuildInputs:
+    def inputs(self) -> BuildInputs:
+        """The model, task and data."""
         inputs = self.runner.inputs
         assert isinstance(inputs, BuildInputs)
         return inputs
@@ -115,7 +116,7 @@ class GradientStream:
         """Compute job (c, s)."""
         rows, m = self.rows(s), self.runner.manifest
         where = range(rows.start, rows.stop)
-        inputs = self._inputs
+        inputs = self.inputs
         with (
             raise_failing_example(
                 inputs.model, inputs.task, inputs.rows, lambda: where, self.ids, close=self.close
@@ -129,7 +130,7 @@ class GradientStream:
     def _pass(self, c: int, cut: range) -> dict[str, Tensor]:
         """Contributions (Q, n, M), squared norms (n, M) and digests of the examples of a pass."""
         run = self.runner.open_pass(c, factors=False)
-        [(where, batch, digests)] = self._inputs.rows.batches([cut])
+        [(where, batch, digests)] = self.inputs.rows.batches([cut])
         numbers = self.runner.sample_numbers(where)
         features, values = run.collect(to_device(batch, run.collect.device), numbers)
         features = features.float()

@@ -137,4 +137,6 @@ def empty_scores(shape: tuple[int, int, int], memory: int) -> Array:
 
 
 def _no_leverage() -> Tensor:
-    raise UndeError("these scores know nothing of examples but their gradients: build an index for this method")
+    raise UndeError(
+        "these scores know nothing of examples but their gradients: build an index for this method"
+    )
