@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import run
 
+import unde
 from refusals import refused
 from unde import Index, UndeError
 from unde.setup import Recipe
@@ -75,3 +76,34 @@ def test_mistakes_leave_no_file(built, options, said):
 def test_a_device_is_no_file_to_replace(built):
     with pytest.raises(UndeError, match=r"cannot write /dev/null \(it is a device\)"):
         run("attribute", built, "--index", "idx", "--out", "/dev/null", "--format", "csv", "--overwrite")
+
+
+def test_exact_scores_need_no_index(built, tmp_path):
+    """As the library, in all formats; with an index of whole gradients the same lists."""
+    setup = Recipe(built).make()
+    want = unde.attribute(setup.model, setup.task, setup.train_data, setup.eval_queries, ids=setup.ids)
+    ask = ("attribute", built, "--exact", "--top", 3)
+    rows = json.loads(run(*ask, "--format", "json"))
+    assert [r["id"] for r in rows] == [name for row in want.top(3).ids for name in row]
+    np.testing.assert_allclose([r["score"] for r in rows], want.top(3).values.flatten(), rtol=1e-4)
+    assert "proponents" in run(*ask, "--method", "tracin", "--groups", "tensor", "--exclude", "bias")
+    assert run(*ask, "--opponents", "--out", str(tmp_path / "o.csv")).strip().endswith("3 examples each")
+    unde.learn_weights(want, k=3).save("weights.json")
+    refused("was learned on 15 of these queries", run, *ask, "--weights", "weights.json")
+    run(*ask, "--queries", "learn", "--weights", "weights.json", "--memory", "1GB", "--batch-size", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "give --index DIR, the index to ask; or --exact"),
+        ("--exact --index idx", "--exact and --index"),
+        ("--exact --uncalibrated", "--exact and --uncalibrated"),
+        ("--index idx --batch-size 3", "--batch-size goes with --exact"),
+        ("--exact --method trak", "use 'ekfac' or 'tracin', or build an index"),
+        ("--exact --memory 100B", "the gradient of one query takes"),
+        ("--exact --engine array:0/2", "an array of workers shares an index"),
+    ],
+)
+def test_mistakes_without_an_index(built, options, said):
+    refused(said, run, "attribute", built, *options.split())

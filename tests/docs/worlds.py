@@ -293,4 +293,5 @@ WORLDS: dict[str, World] = {
     "docs/plan.md": World(configs, {"DIR_OR_FILE": "my-gpt2"}),
     "docs/reliability.md": World(indexed),
     "docs/scale.md": World(project),
+    "docs/exact.md": World(project),
 }  # fmt: skip

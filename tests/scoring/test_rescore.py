@@ -1,5 +1,7 @@
 """Candidates of a small store looked at again: against gradients by plain backward passes, and against scoring all."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -241,6 +243,40 @@ def test_kernels_need_an_index(tmp_path):
     with pytest.raises(UndeError, match=said):
         index.score(QUERIES).rescore(K)
     close(index.score(QUERIES, "tracin").rescore(N).total(), by_layer().sum(2))
+
+
+FITTED = {
+    "ekfac": EKFAC(),
+    "damped": EKFAC(damping=3, damping_scope="model"),
+    "sampled": EKFAC(fisher="sampled"),
+    "diagonal": TracIn(metric="diagonal"),
+}
+
+
+@pytest.mark.parametrize("projection", [SMALL, "factored(1)"])
+@pytest.mark.parametrize("name", FITTED)
+def test_kernels_that_are_fitted_to_whole_gradients(tmp_path, name, projection):
+    method, options = FITTED[name], {"checkpoints": toy.states(1, 2), "checkpoint_weights": [0.7, 0.1]}
+    small = toy.build(tmp_path / "s", N, method=replace(method, projection=projection), **options)
+    whole = toy.build(
+        tmp_path / "w", N, method=replace(method, projection="none"), store_dtype="float32", **options
+    )
+    found, want = small.score(QUERIES).rescore(K), whole.score(QUERIES)
+    assert found.method == want.method
+    close(found.by_group(), picked(want.by_group(), found))
+    close(found.total(W), picked(want.total(W), found))
+
+
+def test_kernels_are_fitted_once(tmp_path, monkeypatch):
+    index = toy.build(tmp_path / "i", N, method=EKFAC(projection=SMALL))
+    first = index.score(QUERIES).rescore(K).by_group()
+    monkeypatch.setattr("unde.index.gradient_kernel.fit_whitening", None)  # not again
+    assert torch.equal(index.score(QUERIES).rescore(K).by_group(), first)
+    small = toy.reopen(index, train_data=toy.data(N), memory="1kB")
+    with pytest.raises(UndeError, match=r"eigenvectors of 4 parameters need .* raise memory="):
+        small.score(QUERIES).rescore(K)
+    with pytest.raises(UndeError, match="fitted to whole gradients, projection='none'"):
+        index.score(QUERIES).rescore(K, projection="kron(4)")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from unde import console
 from unde.cli.options import (
+    ExactOptions,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
@@ -31,8 +32,9 @@ from unde.errors import UndeError, unknown
 from unde.store.remote import StorePath, exists
 
 if TYPE_CHECKING:
+    from unde.cli.project import Project
     from unde.data import Rows
-    from unde.scoring import Pieces, Top
+    from unde.scoring import ExactScores, GroupScores, Pieces, Top
     from unde.setup import Setup
 
 
@@ -40,9 +42,10 @@ TABLE = "table"
 
 
 def attribute(
-    index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
+    whole_gradients: ExactOptions,
+    index: IndexPath = None,
     query: Annotated[list[str] | None, hf_option("a text to ask about; repeatable", metavar="TEXT")] = None,
     queries: Annotated[
         str | None,
@@ -68,7 +71,8 @@ def attribute(
 ) -> None:
     """Print the training examples that mattered most for each query, or write them to a file.
 
-    A query that is cut into sequences is one query: the scores of its pieces are added up.
+    A query that is cut into sequences is one query: the scores of its pieces are added up. With --exact there is no
+    index: scores come from whole gradients, in one pass over the training data.
 
     Examples:
 
@@ -77,39 +81,86 @@ def attribute(
     `unde attribute --index runs/idx --queries eval.jsonl --by document --out top.parquet`
 
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
+
+    `unde attribute my_project.setup:make --exact --method ekfac`
     """
     from unde import methods
     from unde.cli.project import Project, cached_scores, load_weights, use_samples
-    from unde.scoring import documents
+    from unde.scoring import GroupScores, documents
 
     format = _check_output(format, out, overwrite)
+    whole_gradients.check(index, uncalibrated)
     if by not in ("example", "document"):
         raise unknown("--by", by, ("example", "document"))
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
-    model = model.remembered(index)
+    model = model if index is None else model.remembered(index)
     if model.target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and model.target is None else None)
     project = Project(model, index=index, evaluate=texts, query_field=query_field)
-    opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
+    opened = None if index is None else project.index(index, worker.executor(), uncalibrated=uncalibrated)
     role = queries if queries and model.target is not None else "eval"
     if model.target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
-        use_samples(project, Path(role), methods.on_index(method, opened.method))
+        built = (
+            methods.parse(method or "ekfac") if opened is None else methods.on_index(method, opened.method)
+        )
+        use_samples(project, Path(role), built)
         role = "eval"
     # Nothing is learned from typed texts, and nothing is measured on them: they may be training data.
     rows = project.queries(role) if query else project.disjoint_queries(role)
-    whole = None if by == "example" else documents(opened.ids or range(len(opened)))
-    scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
+    scores: GroupScores | ExactScores
+    if opened is None:
+        scores = _exact_scores(project, rows, method, whole_gradients, worker)
+    else:
+        scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
+    whole = None if by == "example" else documents(scores.ids or range(scores.shape[1]))
     learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
     wholes = whole_queries(rows)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
-    lists = best if whole is None and not opponents else None
-    for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
-        console.note(sentence)
-    best = with_texts(best, project.setup, rows, wholes, whole)
+    if opened is not None:
+        assert isinstance(scores, GroupScores)
+        lists = best if whole is None and not opponents else None
+        for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
+            console.note(sentence)
+    _give(with_texts(best, project.setup, rows, wholes, whole), format, out, by, opponents, named=not query)
+
+
+def _exact_scores(
+    project: Project, rows: Rows, method: str | None, options: ExactOptions, worker: WorkerOptions
+) -> ExactScores:
+    """Scores by whole gradients, of the training data of the project."""
+    from unde import methods
+    from unde.index.exact import AUTO, attribute
+    from unde.methods import TracIn
+
+    setup = project.setup
+    by_rates = project.rates and method is not None and isinstance(methods.parse(method), TracIn)
+    return attribute(
+        setup.model,
+        setup.task,
+        setup.train_data,
+        rows,
+        method or AUTO,
+        options.groups or "layer",
+        memory=options.memory or "2GB",
+        exclude=options.exclude or (),
+        collate=setup.collate,
+        ids=setup.ids,
+        checkpoints=project.checkpoints,
+        checkpoint_weights=project.rates if by_rates else project.shares,
+        executor=worker.executor(),
+        threads=worker.threads,
+        recipe=project.recipe,
+        device=project.device,
+        batch_size=options.batch_size,
+    )
+
+
+def _give(best: Top, format: str, out: StorePath | None, by: str, opponents: bool, named: bool) -> None:
+    """Print the top examples, or write them."""
     if format == TABLE:
-        show_top(best, opponents, named=not query)
+        show_top(best, opponents, named=named)
     elif out is None:
         with console.printing() as stdout:
             stdout.writelines(best.table().text(format))

@@ -102,6 +102,7 @@ def option(help: str, *names: str, metavar: str | None = None, panel: str | None
 path_option = partial(option, metavar="PATH", parser=local_path)
 place_option = partial(option, metavar="PATH", parser=place)  # or a URL; of type Any, as typer has no unions
 hf_option = partial(option, panel=HF)
+_exact_option = partial(option, panel="Without an index")
 _run_option = partial(option, panel="Where jobs run (the bytes are the same)")
 
 
@@ -289,6 +290,41 @@ class ClusterOptions(WorkerOptions):
     timeout: Annotated[
         float | None, _run_option("seconds after which a job counts as hung", metavar="SECONDS")
     ] = None
+
+
+@dataclass(frozen=True)
+class ExactOptions:
+    """Scores by whole gradients, without an index."""
+
+    exact: Annotated[
+        bool, _exact_option("read the training data once instead of an index, and write none", "--exact")
+    ] = False
+    groups: Annotated[
+        str | None, _exact_option("parameters that share a weight, as in `unde build` (default: layer)")
+    ] = None
+    exclude: Annotated[list[str] | None, _exact_option("regex of parameters to leave out; repeatable")] = None
+    batch_size: Annotated[
+        int | None, _exact_option("examples in one pass (default: as many as fit --memory)")
+    ] = None
+    memory: Annotated[
+        str | None, _exact_option("memory for computations, besides the model (default: 2GB)")
+    ] = None
+
+    def check(self, index: Any, uncalibrated: bool) -> None:
+        """Raise for options that go with an index where there is none, and the other way."""
+        if not self.exact:
+            if index is None:
+                raise UndeError(
+                    "give --index DIR, the index to ask; or --exact, which needs none and reads all training data"
+                )
+            named = [f.name for f in fields(self) if getattr(self, f.name)]
+            if named:
+                raise UndeError(
+                    f"--{named[0].replace('_', '-')} goes with --exact: the index was built with its own"
+                )
+        elif index is not None or uncalibrated:
+            other = "--index" if index is not None else "--uncalibrated"
+            raise UndeError(f"--exact and {other}: exact scores come from no index, give one of the two")
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

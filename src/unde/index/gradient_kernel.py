@@ -19,7 +19,6 @@ from unde.index import pca
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
 from unde.kernels.base import Fitted, Moments, ParameterColumns
-from unde.kernels.ekfac import EXACT
 from unde.malloc import keep_memory
 from unde.methods import Method
 from unde.store.manifest import Manifest
@@ -68,14 +67,14 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
     passes = m.resolved.pass_size, m.resolved.rows
     if isinstance(method.kernel, EKFACKernel):
         matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
-        return ekfac_moments(matrices, m)
+        return _ekfac_moments(matrices, m)
     squares = torch.zeros(m.width, dtype=torch.float64)
     for _, features in data.passes(runner.units, *passes, "second moments", emit=True):
         squares += features.square_().sum(0)
     return {"squares": squares}
 
 
-def ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Tensor]:
+def _ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Tensor]:
     """The matrices of whitening as the moments of EKFAC: eigenvectors in columns."""
     out: dict[str, Tensor] = {}
     for u in m.units:
@@ -85,8 +84,6 @@ def ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Tens
         for key, side in (("rows", "left"), ("cols", right), ("whole", "basis")):
             if f"{key}/{name}" in matrices:
                 out[f"{side} {name}"] = matrices[f"{key}/{name}"].T
-        if u["size"] <= EXACT and not any(f"{side} {name}" in out for side in ("left", "right", "basis")):
-            out[f"basis {name}"] = torch.eye(u["size"])
     return out
 
 

@@ -2,8 +2,9 @@
 
 A small store finds a thousand candidates of each query; a larger one says which of them are the best. Under K = I the
 score of a pair depends on nothing but the pair, so gradients of candidates suffice: each is computed once for as many
-queries as the memory budget holds features of. Other kernels are fitted to the features of all training examples, so
-they need an index of the larger projection, of which rows of candidates alone are read.
+queries as the memory budget holds features of. The kernel of EKFAC is fitted to whole gradients of a sample of the
+training data, once for an open index. Other kernels are fitted to the features of all training examples, so they need
+an index of the larger projection, of which rows of candidates alone are read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.feature_runner import FeatureRunner
+from unde.index.gradient_kernel import KERNELS, Kept, apply_in_place, fit_to_gradients
 from unde.index.query_features import QueryFeatures
 from unde.index.reader import IndexReader
 from unde.index.state import IndexState
@@ -103,12 +105,13 @@ class IndexRescorer:
     # --- from gradients --------------------------------------------------------------------------------
 
     def _measure(self, scores: GroupScores, where: Tensor, projection: str, queries: Any) -> CandidateScores:
-        spec = Spec.parse(projection)
-        if scores.method.kernel != Identity():
+        spec, kernel = Spec.parse(projection), scores.method.kernel
+        if kernel != Identity() and not (str(spec) == WHOLE and isinstance(kernel, KERNELS)):
             raise UndeError(
                 f"{type(scores.method).__name__} has a kernel, which is fitted to the features of all training "
                 f"examples, and there are none under {spec}: build an index with that projection and pass it, "
-                "scores.rescore(top, index=larger); or score by 'tracin', which needs no kernel"
+                "scores.rescore(top, index=larger); or score by 'tracin', which needs no kernel. Those of EKFAC and of "
+                "the diagonal metric are fitted to whole gradients, projection='none'"
             )
         if spec.kind == "pca":
             raise UndeError(
@@ -126,7 +129,7 @@ class IndexRescorer:
             )
         rows = data if isinstance(data, Rows) else Rows(data, runner.inputs.task.collate)
         runner.check_model()
-        measure = OtherProjection(self.state.stored, runner, train, method)
+        measure = OtherProjection(self.state.stored, runner, train, method, self.state.gradient_moments)
         return _CandidatePass(scores, where, measure, rows).run(method)
 
     def _query_data(self, scores: GroupScores, queries: Any, option: str) -> Any:
@@ -143,16 +146,31 @@ class IndexRescorer:
 
 
 class OtherProjection:
-    """Features of queries and training examples of an index under another projection; nothing is stored."""
+    """Features of queries and training examples of an index under another projection; nothing is stored.
 
-    def __init__(self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method) -> None:
+    Args:
+        stored: The index.
+        runner: The model of the index.
+        train: The training data.
+        method: The method with the other projection; a kernel it has acts on the queries.
+        moments: What kernels were fitted to before, and are again.
+    """
+
+    def __init__(
+        self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method, moments: Kept
+    ) -> None:
+        self.memory, self.moments = stored.memory, moments
         self.runner = runner.with_method(method, train, stored.memory // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
         self._digests = stored.values("digest")
 
     def queries(self, rows: Rows) -> Tensor:
-        """(C, Q, D) features of queries."""
-        return self.runner.features(rows).features
+        """(C, Q, D) features of queries, with K applied."""
+        features = self.runner.features(rows).features
+        for c, of_checkpoint in enumerate(features if self.method.kernel != Identity() else ()):
+            at = self.runner, self.train, c, self.memory
+            apply_in_place(fit_to_gradients(self.method, *at, self.moments), of_checkpoint)
+        return features
 
     def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
         """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""

@@ -21,6 +21,7 @@ from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
+from unde.kernels import Moments
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import AnyRecipe, BuildInputs, ModelInputs
 from unde.store import layout
@@ -50,6 +51,7 @@ class IndexState:
     watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
+    gradient_moments: dict[tuple[str, int], Moments] = field(default_factory=dict, init=False, repr=False)
     diagnosis: list[str] | None = field(default=None, init=False, repr=False)  # of model and examples
 
     def __post_init__(self) -> None:

@@ -170,9 +170,10 @@ class GroupScores(Scores):
             top: How many candidates of each query to take, or `scores.top(1000, weights)`, or their positions (Q, k).
             projection: The larger projection, by default "none", whole gradients. Gradients of queries and candidates
                 are computed again, so the index needs its model, task and training data. For methods without a kernel
-                (TracIn, cosine or not).
-            index: Another index of the same model and examples, for methods with a kernel, which is fitted to the
-                features of all training examples. Only rows of candidates are read.
+                (TracIn, cosine or not); with "none" for EKFAC and the diagonal metric too, whose kernel takes two
+                passes over at most 4096 training examples the first time.
+            index: Another index of the same model and examples, for other methods with a kernel, which is fitted to
+                the features of all training examples. Only rows of candidates are read.
             queries: The queries that were scored, where these scores were made from their features.
 
         Returns:
