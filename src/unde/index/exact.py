@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
 from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
-from unde.errors import BadExample, UndeError
+from unde.errors import UndeError
 from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
@@ -292,20 +292,9 @@ class _OnePass:
         if bad:
             raise BadQuery(block.start + bad[0], len(bad))
         norms.queries[block] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(held)
-        try:
-            with _naming_examples(inputs, self.stream.ids):
-                fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, kept)
-        except BadExample:
-            raise
-        except UndeError:
-            self._find_bad(held[:0], c)
-            raise
+        with _naming_examples(inputs, self.stream.ids):
+            fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, kept)
         return apply_in_place(fitted, held)
-
-    def _find_bad(self, nothing: Tensor, c: int) -> None:
-        """Raise if an example has no finite gradient: the kernel cannot say which."""
-        for _ in self.stream.over(nothing, c, self.executor, "looking for what is wrong"):
-            pass
 
 
 def _check_room(shape: tuple[int, int, int]) -> None:

@@ -69,8 +69,8 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
         matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
         return _ekfac_moments(matrices, m)
     squares = torch.zeros(m.width, dtype=torch.float64)
-    for _, features in data.passes(runner.units, *passes, "second moments", emit=True):
-        squares += features.square_().sum(0)
+    for features in data.passes(runner.units, *passes, "second moments", emit=True):
+        squares += features.square().sum(0)
     return {"squares": squares}
 
 
