@@ -121,7 +121,7 @@ class Projection:
         self._taps: Tensor | None = None  # (channels, channels), turns the input channels of a kernel
         if spec.kind == "factored":
             self._rows, self._cols = given.get(f"rows/{name}"), given.get(f"cols/{name}")
-            if self._kernel and self._cols is not None:
+            if self._cols is not None and len(self._cols) != self.C:
                 self._taps, self._cols = self._cols, None
         if self.size == numel:
             return

@@ -10,7 +10,9 @@ from torch.testing import assert_close
 
 import toy
 import unde
+from oracles import slow_gradients
 from unde import UndeError
+from unde.data import Rows
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.projection import feature_size
 from unde.tasks import Classification
@@ -148,17 +150,13 @@ def test_tables_have_no_covariance_over_their_rows(whole):
     assert factors["embed.weight"][0] is None and factors["embed.weight"][1].shape == (5, 5)
 
 
-def test_covariance_of_a_table_is_that_of_its_output_gradients(tmp_path):
+def test_covariance_of_a_table_is_that_of_its_gradients(tmp_path):
+    """Σ_n G_nᵀ G_n of whole gradients, by single backward passes."""
     index = build(tmp_path / "i", EKFAC("none"))
-    model, (x, y) = words(), TRAIN
-    out = model.embed(x)
-    out.retain_grad()
-    hook = model.embed.register_forward_hook(lambda *_: out)
-    Classification().loss(model, (x, y)).sum().backward()
-    hook.remove()
-    g = out.grad.reshape(-1, 5)
-    total = sum(toy.stored(index).source("empirical", 0).factors(s)["embed.weight"][1] for s in range(3))
-    assert_close(total, g.T @ g, rtol=1e-4, atol=1e-7)
+    gradients = slow_gradients(words(), Classification(), Rows(TRAIN))["embed.weight"]
+    shards = range(len(index.manifest.shards))
+    total = sum(toy.stored(index).source("empirical", 0).factors(s)["embed.weight"][1] for s in shards)
+    assert_close(total, torch.einsum("nrc,nrd->cd", gradients, gradients), rtol=1e-4, atol=1e-7)
 
 
 def test_bad_input(tmp_path):
@@ -196,3 +194,14 @@ def test_examples_that_are_not_finite_are_left_out_of_the_statistics(tmp_path):
     assert relative(a / a.norm(), b / b.norm()) < 0.02
     with pytest.raises(UndeError, match="example 5 is NaN or infinite"):
         toy.build(tmp_path / "error", train_data=(bad, y), method=method)
+
+
+def test_long_patches_have_the_basis_of_input_channels(tmp_path):
+    """The same scores from whitened features and from the kernel on whole gradients."""
+    with mock.patch("unde.gradients.factors.LIMIT", 10):  # patches of 24 entries, 8 channels
+        whole = build(tmp_path / "whole", EKFAC("none"), store_dtype="float32")
+        assert toy.stored(whole).source("empirical", 0).factors(0)["conv.weight"][1].shape == (8, 8)
+        white = build(tmp_path / "white", EKFAC("factored(12)"))
+        g, w = whole.features(QUERIES).features[0], white.features(QUERIES).features[0]
+        expected = toy.training(whole, whole.method).apply_kernel(0, g) @ g.T
+    assert relative(w @ w.T, expected) < 2e-5

@@ -7,7 +7,7 @@ Parameters without a rule go through `fallback.py`; `coverage.py` decides, and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,8 +46,8 @@ class GraphStart(torch.autograd.Function):
 class Collector:
     """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
 
-    `factors` adds up covariances; with emit=False features are left empty. `extra_measures` are not differentiated;
-    their values are in `.extra`, (B, ·), after each call.
+    Features are those of `units`, which may be some of the units of `coverage`. `factors` adds up covariances.
+    `extra_measures` are not differentiated; their values are in `.extra`, (B, ·), after each call.
     """
 
     def __init__(
@@ -58,14 +58,13 @@ class Collector:
         coverage: Coverage,
         measure: str = "loss",
         factors: Factors | None = None,
-        emit: bool = True,
         extra_measures: Sequence[str] = (),
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
-        self.factors, self.emit = factors, emit
+        self.factors = factors
         self._mask: Tensor | Sequence[Tensor] | None = None
         self.device, self.dtype = placement(model)
-        self.width = units[-1].stop if units and emit else 0
+        self.width = units[-1].stop if units else 0
         self._by_name = {u.name: u for u in units}
         self._out: Tensor | None = None
         self._unset: set[str] = set()  # units whose columns hold nothing yet
@@ -99,6 +98,9 @@ class Collector:
             with self._fill(features[which]) as rows:
                 for part in self.task.batching.passes(portion, ids[which]):
                     self._pass(part, ids[which], rows, values[which], self.extra[which])
+        for unit in self.units:
+            if self.factors is not None and unit.lookup and unit.name in self.factors.sums:
+                self.factors.add_rows(unit.name, features[:, unit.columns])
         return features, values
 
     def _empty(self, count: int) -> Tensor:
@@ -108,14 +110,14 @@ class Collector:
     def _fill(self, features: Tensor) -> Generator[Tensor]:
         """Overwrite `features`: the first feature of a unit is copied, later ones are added, units without one are set
         to zero. Zeroing large memory first would take as long as filling it."""
-        self._unset = set(self._by_name) if self.emit else set()
+        self._unset = set(self._by_name)
         yield features
         for name in self._unset:
             features[:, self._by_name[name].columns].zero_()
         self._unset = set()
 
     def _put(self, features: Tensor, unit: Unit, feature: Tensor) -> None:
-        column = features[:, unit.columns]
+        column = features[:, self._by_name[unit.name].columns]
         if unit.name in self._unset:
             self._unset.discard(unit.name)
             column.copy_(feature)
@@ -141,16 +143,20 @@ class Collector:
     def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, extra: Tensor) -> None:
         """Add the results of one forward and backward pass."""
         values += self._hooked(part, ids, features, extra)
-        if self.emit and self.coverage.vmapped:
-            self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
-        if self.emit and self.coverage.looped:
-            self._general(fallback.by_loop, self.coverage.looped, part, ids, features)
+        for by, names in (
+            (fallback.by_vmap, self.coverage.vmapped),
+            (fallback.by_loop, self.coverage.looped),
+        ):
+            if wanted := [name for name in names if name in self._by_name]:
+                self._general(by, wanted, part, ids, features)
 
     def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor, extra: Tensor) -> Tensor:
         self._out, self._batch = features, len(ids)
         self._mask = self.task.mask(batch) if self.factors is not None else None
-        copies = fallback.expand_copies(self.model, self.coverage.expanded if self.emit else {}, len(ids))
-        deferred = DeferredParams(self.model, self.coverage.deferred if self.emit else [], len(ids))
+        expanded = {name: shape for name, shape in self.coverage.expanded.items() if name in self._by_name}
+        copies = fallback.expand_copies(self.model, expanded, len(ids))
+        late = [name for name in self.coverage.deferred if name in self._by_name]
+        deferred = DeferredParams(self.model, late, len(ids))
         parameters = dict(self.model.named_parameters()) if self.coverage.unused else {}  # walks all modules
         unused = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
@@ -160,8 +166,8 @@ class Collector:
                 leaves = [self._anchor, *copies.values(), *unused.values(), *deferred.leaves]
                 grads = torch.autograd.grad(values.sum(), leaves, allow_unused=True)[1:]
                 self._check_unused(unused, grads[len(copies) :])
-                late = deferred.gradients(grads[len(copies) + len(unused) :])
-                for name, g in (*zip(copies, grads), *late):
+                late_gradients = deferred.gradients(grads[len(copies) + len(unused) :])
+                for name, g in (*zip(copies, grads), *late_gradients):
                     if g is not None:
                         unit = self._by_name[name]
                         self._put(features, unit, unit.projection(g.flatten(1)))
@@ -217,8 +223,8 @@ class Collector:
         assert self._out is not None
         saved = holder.pop()  # freed now; the graph keeps its hooks to the end of the pass
         with torch.no_grad():
-            put = partial(self._put, self._out) if self.emit else None
-            out = _ModuleFeatures(hooked, put, self._batch, self.factors, self._mask)
+            put = partial(self._put, self._out)
+            out = _ModuleFeatures(hooked, put, self._by_name, self._batch, self.factors, self._mask)
             hooked.rule.backward(saved, hooked.batch_first(g, self._batch), self._batch, out)
 
 
@@ -227,23 +233,22 @@ class _ModuleFeatures:
     """Receives the features of one hooked module from its rule."""
 
     hooked: HookedModule
-    put: Callable[[Unit, Tensor], None] | None
+    put: Callable[[Unit, Tensor], None]
+    emitted: Collection[str]  # units whose features are wanted
     batch: int
     factors: Factors | None
     mask: Tensor | Sequence[Tensor] | None
 
     def add(self, parameter: str, feature: Tensor) -> None:
-        if self.put is not None:
-            self.put(self.hooked.units[parameter], feature)
-
-    def right(self, parameter: str, right: Tensor) -> None:
-        if self.factors is not None:
-            self.factors.add(self.hooked.units[parameter].name, None, right, self.mask)
+        unit = self.hooked.units[parameter]
+        if unit.name in self.emitted:
+            self.put(unit, feature)
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
-        if self.factors is not None:
-            self.factors.add(self.hooked.units[parameter].name, left, right, self.mask)
-        if self.put is not None:
+        unit = self.hooked.units[parameter]
+        if self.factors is not None and not unit.lookup:
+            self.factors.add(unit.name, left, right, self.mask)
+        if unit.name in self.emitted:
             projection = self.hooked.rule.projections[parameter]
             self.add(parameter, fold(outer(projection, left, right), self.batch))
 

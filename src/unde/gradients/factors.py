@@ -23,13 +23,13 @@ Sides = tuple[int | None, int | None]
 def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | None:
     """The sizes of the two covariances of a parameter; None if its gradient is no sum of small outer products.
 
-    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding). Of whole kernels
-    of a convolution the right side is that of input channels, each tap of the kernel counting as a position.
+    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding). The right side of
+    a convolution is that of its patches; if that is too long, of input channels, each tap counting as a position.
 
     >>> sides(Spec.parse("kron(16)"), (768, 3072)), sides(Spec.parse("kron(16)"), (768,))
     ((16, 16), None)
-    >>> sides(Spec.parse("none"), (50257, 768), lookup=True), sides(Spec.parse("none"), (64, 32, 3, 3))
-    ((None, 768), (64, 32))
+    >>> sides(Spec.parse("none"), (50257, 768), lookup=True), sides(Spec.parse("none"), (512, 512, 3, 3))
+    ((None, 768), (512, 512))
     """
     if len(shape) < 2 or spec.kind not in MATRICES:
         return None
@@ -37,7 +37,7 @@ def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | Non
     if spec.kind not in WHOLE:
         return (left, right) if max(left, right) <= LIMIT else None
     if len(shape) > 2:
-        right = shape[1]
+        right = right if right <= LIMIT else shape[1]
         if left > LIMIT or right > LIMIT:
             return None
     pair = (left if left <= LIMIT and not lookup else None, right if right <= LIMIT else None)
@@ -58,19 +58,11 @@ class Factors:
             for name, pair in sizes.items()
         }
 
-    def add(
-        self, name: str, left: Tensor | None, right: Tensor, mask: Tensor | Sequence[Tensor] | None
-    ) -> None:
-        """Add the sides (B·n, T, ·) of one call; `mask` is (B, T), or several for sequences of several lengths.
-
-        Without a left side, only parameters without a covariance of the left count.
-        """
+    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | Sequence[Tensor] | None) -> None:
+        """Add the sides (B·n, T, ·) of one call; `mask` is (B, T), or several for sequences of several lengths."""
         masks = [] if mask is None else [mask] if isinstance(mask, Tensor) else mask
-        sums = self.sums.get(name, ())
-        if left is None and sums and sums[0] is not None:
-            return
-        for total, x in zip(sums, (left, right)):
-            if total is None or x is None:
+        for total, x in zip(self.sums.get(name, ()), (left, right)):
+            if total is None:
                 continue
             matching = next((m for m in masks if m.shape == x.shape[:2]), None)
             if matching is not None:
@@ -78,6 +70,13 @@ class Factors:
             if x.shape[-1] != len(total):  # channels and taps of a kernel
                 x = x.unflatten(-1, (len(total), -1)).mT
             rows = x.reshape(-1, len(total)).to(total.dtype)
+            total.addmm_(rows.T, rows)
+
+    def add_rows(self, name: str, gradients: Tensor) -> None:
+        """Add Gᵀ G of whole gradients (B, R·C) of a table that is looked up, whose two uses may be tied."""
+        total = self.sums[name][1]
+        if total is not None:
+            rows = gradients.reshape(-1, len(total)).to(total.dtype)
             total.addmm_(rows.T, rows)
 
     def take(self) -> Tensor:

@@ -41,7 +41,7 @@ class Measurement:
     """What is computed of every example: the gradient of `measure` under the projections of `units`.
 
     `extra_measures` are not differentiated. `factors` gives the sizes of covariances to add up; with emit=False nothing
-    else is computed.
+    else is computed but gradients of tables that are looked up, whose covariances are those of whole gradients.
     """
 
     units: Sequence[Unit]
@@ -49,6 +49,19 @@ class Measurement:
     extra_measures: tuple[str, ...] = ()
     factors: Mapping[str, tuple[int | None, int | None]] | None = None
     emit: bool = True
+
+    @property
+    def emitted(self) -> Sequence[Unit]:
+        """The units with features, in consecutive columns."""
+        if self.emit:
+            return self.units
+        out, start = list[Unit](), 0
+        for u in self.units:
+            if u.lookup and self.factors and u.name in self.factors:
+                stop = start + u.stop - u.start
+                out.append(replace(u, start=start, stop=stop))
+                start = stop
+        return out
 
 
 @dataclass(frozen=True)
@@ -75,10 +88,10 @@ class FeaturePass:
     def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
         self.model = model
         self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
-        scales = [u.scale for u in what.units if u.scale is not None]
+        scales = [u.scale for u in what.emitted if u.scale is not None]
         self._scale = torch.cat(scales) if scales else None
         self.collect = Collector(
-            model, task, what.units, coverage, what.measure, self.factors, what.emit, what.extra_measures
+            model, task, what.emitted, coverage, what.measure, self.factors, what.extra_measures
         )
 
     def __enter__(self) -> FeaturePass:

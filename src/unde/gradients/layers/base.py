@@ -22,9 +22,6 @@ class FeatureSink(Protocol):
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         """Add the gradient Σ_t left_t right_tᵀ by its sides (B·n, T, ·), both projected already if `factored`."""
 
-    def right(self, parameter: str, right: Tensor) -> None:
-        """Add one side (B, T, ·) to the covariance of a parameter whose feature is passed to `add`."""
-
 
 class Call(NamedTuple):
     """A call of a module, and a function that moves the examples of its tensors to the front."""

@@ -31,7 +31,6 @@ class Embedding(Rule):
         if p.factored and p.row_matrix is not None:
             out.outer("weight", p.row_matrix.T[ids], p.cols(g))
         else:
-            out.right("weight", g)
             out.add("weight", _rowwise(p, ids, g))
 
 
