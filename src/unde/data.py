@@ -202,19 +202,20 @@ def plain_texts(rows: Rows, text: Callable[[Any], str | None] = plain_text) -> l
     return [text(rows[i]) or "" for i in range(len(rows))]
 
 
-def parse_bytes(memory: int | str) -> int:
-    """
+def parse_bytes(memory: int | str, what: str = "memory") -> int:
+    """A number of bytes; `what` it is a budget of is said in errors.
+
     >>> parse_bytes("2GB"), parse_bytes("512 MiB"), parse_bytes(1000)
     (2000000000, 536870912, 1000)
     """
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", memory)
         if match is None:
-            raise UndeError(f"cannot read memory {memory!r}: expected something like '2GB' or '512MiB'")
+            raise UndeError(f"cannot read {what} {memory!r}: expected something like '2GB' or '512MiB'")
         base = 1024 if match[3] else 1000
         memory = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
     if memory < 1:
-        raise UndeError(f"memory {memory}: expected a number of bytes, or something like '2GB'")
+        raise UndeError(f"{what} {memory}: expected a number of bytes, or something like '2GB'")
     return memory
 
 

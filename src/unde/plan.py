@@ -16,31 +16,24 @@ import torch
 from torch import nn
 
 from unde import methods
-from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
 from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import Coverage, make_units, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
-from unde.gradients.parameters import find_tables
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
-from unde.index.defaults import default_projection
+from unde.index.choice import Choice, choose
 from unde.index.feature_runner import FeatureRunner
-from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.pca import resolve_labels
-from unde.index.reader import shard_bytes
+from unde.index.sizes import UNMEASURED, IndexSizes
 from unde.kernels.base import BoundKernel
-from unde.methods import Fisher, Method
+from unde.methods import Method
 from unde.parallel.model_transport import ModelInputs
-from unde.projection import WHOLE, Spec, feature_size
+from unde.projection import WHOLE, Spec
 from unde.store import factored
-from unde.store.manifest import Manifest, ResolvedSettings
-from unde.tasks.base import Task, kind_of
+from unde.tasks.base import Task
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
-_UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
 _LOOP = "one backward pass for each example"
 _SHARD_COPIES = 2  # of a shard in memory: computed, and packed
 
@@ -73,6 +66,7 @@ class Plan:
         disk: Bytes by kind of file, the kernel of the method included.
         kernel_memory: Bytes that fitting the kernel holds at once.
         timing: What was measured; None for a model without weights, or without data.
+        choice: What "auto" chose, and why.
     """
 
     model: str
@@ -87,6 +81,7 @@ class Plan:
     disk: dict[str, int]
     kernel_memory: int
     timing: Timing | None = None
+    choice: Choice | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -116,15 +111,23 @@ class Plan:
         if self.timing is None:
             return None
         share = -(-self.shards // workers) / self.shards
-        sample = min(SAMPLE, self.examples) if self.method["projection"].startswith("pca") else 0
+        sample = self._sample_passes * min(SAMPLE, self.examples)
         passes = self.checkpoints * self.timing.seconds * (sample + self.examples * share)
         return (self.checkpoints * self.timing.preparation + passes) / 60
+
+    @property
+    def _sample_passes(self) -> int:
+        """Passes over a sample before the index is begun: for pca directions, or for the two steps of whitening."""
+        kind = Spec.parse(self.method["projection"]).kind
+        return 1 if kind == "pca" else 2 * methods.parse(self.method).whitened
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and names, sums included."""
         names = ("parameters", "features", "bytes_on_disk", "memory", "minutes")
-        return asdict(self) | {
+        choice = self.choice or Choice(methods.parse(self.method))
+        return asdict(replace(self, choice=None)) | {
             "totals": {name: getattr(self, name) for name in names},
+            "choice": list(choice.words),
             "notes": list(self.notes),
         }
 
@@ -140,7 +143,8 @@ class Plan:
             [("on disk", "bytes"), *disk, ("all", size(self.bytes_on_disk))],
             [("build", ""), *self._build_rows()],
         )
-        return "\n\n".join([title, *("\n".join(align(t)) for t in tables)]) + "".join(
+        chosen = list(self.choice.lines(self.minutes)) if self.choice is not None else []
+        return "\n\n".join(["\n".join([title, *chosen]), *("\n".join(align(t)) for t in tables)]) + "".join(
             f"\n\nnote: {note}" for note in self.notes
         )
 
@@ -192,13 +196,15 @@ def plan(
     train_data: Any = None,
     *,
     n_examples: int | None = None,
-    method: str | Method = "trak",
+    method: str | Method = "auto",
+    projection: str = "auto",
     groups: Groups | str | Mapping[str, str] = "layer",
     batch_size: int | None = None,
     checkpoints: int = 1,
     exclude: Sequence[str] = (),
     collate: Collate | None = None,
     store_dtype: str = "auto",
+    disk: int | str = "20GB",
     memory: int | str = "2GB",
     workers: int = 1,
 ) -> Plan:
@@ -243,15 +249,17 @@ def plan(
             raise UndeError(f"{name} {value}: expected at least 1")
     if any(p.is_meta for p in model.parameters()):
         rows = None  # no pass can be run
-    usual = default_projection(model, exclude)
-    chosen = methods.for_building(method, kind_of(task.identity()), projection=usual)
+    names, partition = trainable(model, exclude), Groups.parse(groups, model, exclude)
+    partition.of(names)
+    sizes = IndexSizes(
+        model, task, rows, names, count, checkpoints, partition, store_dtype, parse_bytes(memory)
+    )
+    choice = choose(method, projection, sizes, parse_bytes(disk, "disk"))
+    chosen = choice.method
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
     factored.check(store_dtype, str(chosen.projection), auto=True)
-    partition = Groups.parse(groups, model, exclude)
-    names, budget = trainable(model, exclude), parse_bytes(memory)
-    partition.of(names)
-    job = _Job(model, task, rows, chosen, names, partition, count, checkpoints, store_dtype, budget)
+    job = _Job(sizes, choice, rows)
     return replace(job.plan(batch_size), workers=workers)
 
 
@@ -259,38 +267,31 @@ def plan(
 class _Job:
     """A build that is planned."""
 
-    model: nn.Module
-    task: Task
+    sizes: IndexSizes
+    choice: Choice
     rows: Rows | None  # to run passes on
-    method: Method
-    names: list[str]  # of the parameters
-    groups: Groups
-    examples: int
-    checkpoints: int
-    store_dtype: str
-    memory: int  # the budget
+
+    @property
+    def method(self) -> Method:
+        return self.choice.method
 
     def plan(self, batch_size: int | None) -> Plan:
-        parts = [self.method] if self.method.probe is None else [self.method, self._labels(self.method.probe)]
+        sizes, parts = self.sizes, self.sizes.parts(self.method)
         timing = None if self.rows is None else self._timing(self.rows, parts, batch_size)
-        pass_size = batch_size or _UNMEASURED if timing is None else timing.pass_size
-        drafts = [self._manifest(part, pass_size) for part in parts]
-        index, kernel_source = drafts[0], drafts[-1]
+        files = sizes.files(self.method, batch_size if timing is None else timing.pass_size)
+        index = files.index
         units = {u["name"]: u for u in index.units}
-        _, precision = placement(self.model)
-        bound = self.method.kernel.bind(sizes_of(kernel_source))
-        disk = shard_bytes(index, precision)
-        if kernel_source is not index:
-            disk["gradients with other labels"] = sum(shard_bytes(kernel_source, precision).values())
         if timing is not None:
-            shard = 4 * index.width * min(self.examples, index.resolved.shard_size)
+            whole = Spec.parse(str(self.method.projection)).kind in WHOLE  # packed pass by pass
+            each = index.codec.nbytes(1, index.columns) if whole else 4 * index.width
+            shard = each * min(sizes.examples, index.resolved.shard_size)
             timing = replace(timing, memory=timing.memory + _SHARD_COPIES * shard)
         return Plan(
-            model=type(self.model).__name__,
-            dtype=str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            model=type(sizes.model).__name__,
+            dtype=str(next(sizes.model.parameters()).dtype).removeprefix("torch."),
             method=self.method.describe(),
-            examples=self.examples,
-            checkpoints=self.checkpoints,
+            examples=sizes.examples,
+            checkpoints=sizes.checkpoints,
             store_dtype=index.store_dtype,
             shards=index.terms * len(index.shards),
             workers=1,
@@ -300,15 +301,16 @@ class _Job:
                 )
                 for name, members in index.groups.items()
             },
-            disk=disk | kernel_files(index, bound),
-            kernel_memory=bound.needs().memory,
+            disk=files.bytes,
+            kernel_memory=files.bound.needs().memory,
             timing=timing,
-            notes=tuple(self._notes(bound, timing)),
+            choice=self.choice,
+            notes=tuple(self._notes(files.bound, timing)),
         )
 
     def _notes(self, bound: BoundKernel, timing: Timing | None) -> Iterator[str]:
         try:
-            bound.check(self.memory)
+            bound.check(self.sizes.memory)
         except UndeError as e:
             yield f"the kernel would stop with an error: {e}"
         if timing is None:
@@ -316,46 +318,9 @@ class _Job:
         elif _LOOP in timing.routes:
             yield "parameters that need one backward pass for each example make the pass slow"
 
-    def _labels(self, probe: Method) -> Method:
-        """The measurement of other labels, with as many as the task has; one where no model can tell."""
-        if not isinstance(probe, Fisher) or probe.labels:
-            return probe
-        if self.rows is None:
-            return replace(probe, labels=1)
-        return resolve_labels(probe, self.model, self.task, self.rows)
-
-    def _manifest(self, part: Method, pass_size: int) -> Manifest:
-        """The manifest that a build would write, without fingerprints."""
-        parameters, spec = dict(self.model.named_parameters()), Spec.parse(str(part.projection))
-        shapes = {name: tuple(parameters[name].shape) for name in self.names}
-        sizes = {name: feature_size(spec, shape) for name, shape in shapes.items()}
-        width = sum(sizes.values())
-        store_dtype = factored.resolve(self.store_dtype, str(spec))
-        if store_dtype == factored.AUTO:
-            terms = self.checkpoints * self.method.steps
-            store_dtype = choose_store_dtype(self.method, self.examples, width, terms)
-        tables = find_tables(self.model) if spec.kind in WHOLE else set()
-        draft = draft_manifest(
-            part,
-            self.task,
-            self.examples,
-            self.groups,
-            store_dtype=store_dtype,
-            units=[
-                {"name": n, "shape": list(shapes[n]), "size": sizes[n]}
-                | ({"lookup": True} if id(parameters[n]) in tables else {})
-                for n in self.names
-            ],
-            models=[""] * self.checkpoints,
-            checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
-            resolved=ResolvedSettings(pass_size, pass_size, torch.get_num_threads()),
-        )
-        shard_size = choose_shard_size(draft, self.memory)
-        return replace(draft, resolved=replace(draft.resolved, shard_size=shard_size))
-
     def _timing(self, rows: Rows, parts: Sequence[Method], batch_size: int | None) -> Timing:
         """The passes of the index, and of the labels that its kernel is made of."""
-        device = placement(self.model)[0]
+        device = placement(self.sizes.model)[0]
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         timings = [self._time(rows, part, batch_size) for part in parts]
@@ -371,10 +336,11 @@ class _Job:
         start = time.perf_counter()
         # pca directions are drawn instead of computed, in the same sizes
         drawn = replace(part, projection=str(part.projection).replace("pca", "kron"))
-        manifest = replace(self, checkpoints=1)._manifest(drawn, _UNMEASURED)
-        runner = FeatureRunner(Path(), manifest, ModelInputs(self.model, self.task))
-        runner.units = make_units(self.model, self.names, str(drawn.projection), manifest.seed)
-        runner.manifest = runner.choose_passes(rows, self.memory)
+        sizes = replace(self.sizes, checkpoints=1)
+        manifest = sizes.manifest(self.method, drawn, UNMEASURED)
+        runner = FeatureRunner(Path(), manifest, ModelInputs(sizes.model, sizes.task))
+        runner.units = make_units(sizes.model, sizes.names, str(drawn.projection), manifest.seed)
+        runner.manifest = runner.choose_passes(rows, sizes.memory)
         pass_size = batch_size or runner.manifest.resolved.pass_size
         preparation = time.perf_counter() - start
         try:

@@ -1,5 +1,7 @@
 """L2 logistic regression: scores against exact leave-one-out."""
 
+import re
+
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -97,7 +99,7 @@ def test_what_was_settled_is_printed(tmp_path, capsys):
     train, _, model, _ = world(0.01)
     Index.build(model, Classification(), train, tmp_path)
     err = capsys.readouterr().err
-    assert "chosen: projection none; fisher true and λ = 1.2, that of the L2 regularization" in err
+    assert re.search(r"chosen: method trak \(a small model\); projection none: .*; fisher true and λ = 1.2, that of the L2 reg", err)
 
 
 def test_models_that_are_not_at_a_minimum_say_nothing_about_it(tmp_path):

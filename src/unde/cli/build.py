@@ -12,17 +12,18 @@ import typer
 from unde import console
 from unde.cli.config import Config, write_config
 from unde.cli.options import (
+    METHODS,
     BatchSize,
+    BuiltMethod,
     ClusterOptions,
+    Disk,
     Exclude,
     GroupsName,
     Memory,
-    MethodName,
     ModelOptions,
     Projection,
     StoreDtype,
     TrainingOptions,
-    build_method,
     check_format,
     hf_option,
     indexes,
@@ -43,13 +44,14 @@ def build(
     out: Annotated[Any, place_option("folder or URL for the index; a half-built one is finished", "--out")],
     model: TrainingOptions,
     cluster: ClusterOptions,
-    method: MethodName = "trak",
-    projection: Projection = None,
+    method: BuiltMethod = "auto",
+    projection: Projection = "auto",
     groups: GroupsName = "layer",
     exclude: Exclude = None,
     batch_size: BatchSize = None,
     num_workers: Annotated[int, option("processes that read the data")] = 0,
     store_dtype: StoreDtype = "auto",
+    disk: Disk = "20GB",
     memory: Memory = "2GB",
     seed: Annotated[int, option("seed of the random projection")] = 0,
     on_bad: Annotated[str, option("NaN gradients: error, or skip and record")] = "error",
@@ -81,10 +83,10 @@ def build(
     """
     from unde.cli.project import Project
     from unde.index import Index
-    from unde.methods import TracIn
+    from unde.methods import AUTO, TracIn, parse
 
     executor = cluster.executor(worker)
-    chosen = build_method(method, projection)
+    chosen = method if method == AUTO else parse(method)
     project = Project(model)
     setup = project.setup
     index = Index.build(
@@ -93,6 +95,7 @@ def build(
         setup.train_data,
         out,
         method=chosen,
+        projection=projection,
         groups=groups,
         exclude=exclude or (),
         checkpoints=project.checkpoints,
@@ -106,13 +109,14 @@ def build(
         device=model.device,
         num_workers=num_workers,
         store_dtype=store_dtype,
+        disk=disk,
         memory=memory,
         seed=seed,
         on_bad=on_bad,
     )
     index.close()
     project.memory.save(out)
-    settings = context.params | _resolved(project, index)
+    settings = context.params | _resolved(project, index, method)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(_summary(index, out))
 
@@ -160,12 +164,14 @@ def finish(
     console.echo(_summary(complete, index))
 
 
-def _resolved(project: Project, index: Index) -> dict[str, Any]:
+def _resolved(project: Project, index: Index, method: str) -> dict[str, Any]:
     """Options whose value the build chose, or whose meaning depends on the working directory."""
     options = project.memory.absolute()
     options["hf_model"] = options.pop("model")
     m = index.manifest
     chosen = {"projection": str(index.method.projection), "threads": m.resolved.threads}
+    if method == "auto" and index.method.name in METHODS:
+        chosen["method"] = index.method.name
     return options | chosen | {"store_dtype": m.store_dtype}
 
 
@@ -190,12 +196,13 @@ def plan(
         ),
     ] = None,
     examples: Annotated[int | None, option("training examples (default: those of the data)")] = None,
-    method: MethodName = "trak",
-    projection: Projection = None,
+    method: BuiltMethod = "auto",
+    projection: Projection = "auto",
     groups: GroupsName = "layer",
     exclude: Exclude = None,
     batch_size: BatchSize = None,
     store_dtype: StoreDtype = "auto",
+    disk: Disk = "20GB",
     memory: Memory = "2GB",
     workers: Annotated[
         int, option("processes or machines that build, each as fast as this one", metavar="N")
@@ -252,13 +259,15 @@ def plan(
         task,
         data,
         n_examples=examples,
-        method=build_method(method, projection),
+        method=method,
+        projection=projection,
         groups=groups,
         exclude=exclude or (),
         batch_size=batch_size,
         collate=collate,
         store_dtype=store_dtype,
         checkpoints=1 if count is None else count,
+        disk=disk,
         memory=memory,
         workers=workers,
     )

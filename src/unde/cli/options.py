@@ -22,7 +22,6 @@ from unde.store.remote import StorePath, is_local, place
 
 if TYPE_CHECKING:
     from unde.integrations.source import ModelSource
-    from unde.methods import Method
     from unde.parallel import Executor
 
 
@@ -121,16 +120,28 @@ WeightsFiles = Annotated[
 ]
 _METHOD_HELP = f"{join_names(METHODS)}, or MODULE:NAME of your own"
 MethodName = Annotated[str, option(_METHOD_HELP, "--method", autocompletion=one_of(*METHODS))]
+BUILT = ("auto", *METHODS)
+BuiltMethod = Annotated[
+    str,
+    option(
+        f"{_METHOD_HELP}; auto: trak for models with up to 5,000 parameters and for diffusion models, ekfac for others",
+        "--method",
+        autocompletion=one_of(*BUILT),
+    ),
+]
 MethodOfIndex = Annotated[
     str | None, option(f"{_METHOD_HELP} (default: as built)", "--method", autocompletion=one_of(*METHODS))
 ]
+PROJECTIONS = ("auto", "none", "factored(4)", "kron(16)", "pca(16)", "sjlt(4096)", "dense(512)")
 Projection = Annotated[
-    str | None,
+    str,
     option(
-        "compression of gradients: none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small "
-        "models, else kron(16))"
+        f"features: {join_names(PROJECTIONS)}; auto: whole gradients (none), factored(c) or kron(r), the most accurate "
+        "that fit --disk and --memory",
+        autocompletion=one_of(*PROJECTIONS),
     ),
 ]
+Disk = Annotated[str, option("space that --projection auto may take")]
 GroupsName = Annotated[
     str, option("parameters that share a weight: layer, tensor or consecutive(128)", "--groups")
 ]
@@ -355,14 +366,6 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
 
 
 # --- checks ---------------------------------------------------------------------------------------------
-
-
-def build_method(name: str, projection: str | None) -> Method:
-    """The method to build for; None leaves the projection to the index."""
-    from unde import methods
-
-    method = methods.parse(name)
-    return method if projection is None else replace(method, projection=projection)
 
 
 def check_format(value: str, *known: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import console, methods, projection
+from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
 from unde.errors import UndeError, unknown
@@ -20,7 +20,7 @@ from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
-from unde.index import defaults, pca
+from unde.index import pca
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.reader import IndexReader, covariance_bytes
@@ -46,7 +46,7 @@ from unde.store.locks import locked
 from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
-from unde.tasks.base import Task, kind_of
+from unde.tasks.base import Task
 
 EXACT = 2**28  # bytes up to which "auto" stores float32
 SHARD_BYTES = 2**24  # of a shard in float32
@@ -91,7 +91,7 @@ class BuildSettings:
         _ = inputs.models, inputs.data  # raises unless two readings agree
         if self.second_moments is None:
             return names, partition, {}
-        if method.factors:
+        if method.factors or method.whitened:
             raise UndeError(
                 "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
                 "use one of the two"
@@ -240,44 +240,6 @@ def choose_shard_size(m: Manifest, memory: int) -> int:
         most = max(SHARD_BYTES, min(most, COVARIANCE_SHARE * covariance_bytes(m)))
         most = min(most, memory // WHOLE_SHARE)
     return size * min(max(1, most // max(1, size * each)), SHARD_PASSES)
-
-
-def resolve_method(
-    method: str | Method, inputs: BuildInputs, folder: StorePath, exclude: Sequence[str], progress: bool
-) -> Method:
-    """The method with projection and damping resolved, by task and model or as an index in the folder has them.
-
-    What was resolved is printed in one line.
-    """
-    wanted, kind = methods.parse(method), kind_of(inputs.task.identity())
-    before = Manifest.read(folder).method if exists(folder / layout.MANIFEST) else None
-    words = []
-    if before is None and (regularized := _with_regularization(wanted, inputs, exclude)) is not None:
-        wanted = regularized
-        words = [
-            f"fisher true and λ = {wanted.damping:.3g}, that of the L2 regularization the model is fitted with"
-        ]
-    resolved = methods.for_building(wanted, kind, before, defaults.default_projection(inputs.model, exclude))
-    if wanted.projection is None:
-        words.insert(0, f"projection {resolved.projection}")
-    if isinstance(resolved, Damped) and getattr(wanted, "damping", None) == "auto":
-        words.append(f"damping {resolved.damping:g} ({resolved.name}, {kind or 'other tasks'})")
-    if progress and words:
-        console.line(f"chosen: {'; '.join(words)}")
-    return resolved
-
-
-def _with_regularization(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> Damped | None:
-    """The true Fisher matrix and the λ of a small model at its minimum, if the method leaves both open."""
-    if not isinstance(method, Damped) or inputs.checkpoints is not None or method.measure != "loss":
-        return None
-    if method.damping != "auto" or getattr(method, "fisher", "") not in ("auto", "true"):
-        return None
-    decay = defaults.weight_decay(inputs.model, inputs.task, inputs.rows, exclude)
-    if decay is None:
-        return None
-    damping = decay / (len(inputs.rows) if method.per_example else 1)
-    return replace(method, damping=damping, relative=False, fisher="true")
 
 
 def build(

@@ -1,9 +1,10 @@
-"""Defaults that depend on the model at hand: small ones can afford whole gradients, and the right curvature."""
+"""Defaults of small models: they can afford whole gradients under any kernel, and the right curvature."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from unde.errors import UndeError
 from unde.gradients.hooks import FAILURES
 from unde.gradients.model_state import frozen_eval
 from unde.groups import trainable
-from unde.methods import PROJECTION
+from unde.methods import PROJECTION, Damped, Method
 from unde.methods.builtin import MOST_LABELS
+from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec, feature_size
 from unde.tasks.base import Task
 
@@ -25,18 +27,32 @@ STATIONARY = 0.95  # cosine of the summed gradients with −θ from which on the
 _BATCH = 256
 
 
-def default_projection(model: nn.Module, exclude: Sequence[str] = ()) -> str:
-    """ "none" for small models, and where kron(16) would not keep much less; else kron(16).
+def default_projection(model: nn.Module, names: Sequence[str] | None = None) -> str:
+    """Features of methods that mix them: "none" for small models, and where kron(16) would not keep much less; else
+    kron(16). `names` are those of the parameters.
 
     >>> default_projection(nn.Linear(64, 10)), default_projection(nn.Linear(512, 512))
     ('none', 'kron(16)')
     """
     shapes = dict(model.named_parameters())
-    names = trainable(model, exclude)
+    names = trainable(model) if names is None else names
     whole, projected = (
         sum(feature_size(Spec.parse(p), tuple(shapes[n].shape)) for n in names) for p in ("none", PROJECTION)
     )
     return "none" if whole <= SMALL or whole <= FACTOR * projected else PROJECTION
+
+
+def regularized(method: Method, inputs: BuildInputs, exclude: Sequence[str] = ()) -> Damped | None:
+    """The method with the true Fisher matrix and the λ of a small model at its minimum, if it leaves both open."""
+    if not isinstance(method, Damped) or inputs.checkpoints is not None or method.measure != "loss":
+        return None
+    if method.damping != "auto" or getattr(method, "fisher", "") not in ("auto", "true"):
+        return None
+    decay = weight_decay(inputs.model, inputs.task, inputs.rows, exclude)
+    if decay is None:
+        return None
+    damping = decay / (len(inputs.rows) if method.per_example else 1)
+    return replace(method, damping=damping, relative=False, fisher="true")
 
 
 def weight_decay(model: nn.Module, task: Task, rows: Rows, exclude: Sequence[str] = ()) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unde import console
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
@@ -16,6 +17,7 @@ from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
+from unde.index.choice import choose_for_build
 from unde.index.retrieval_curve import RetrievalIndex
 from unde.index.state import IndexState, check_inputs, open_store, parse_ids, read_ids
 from unde.methods import Method
@@ -43,7 +45,8 @@ class Index(RetrievalIndex):
         train_data: Any,
         path: str | StorePath,
         *,
-        method: str | Method = "trak",
+        method: str | Method = "auto",
+        projection: str = "auto",
         groups: Groups | str | Mapping[str, str] = "layer",
         batch_size: int | None = None,
         checkpoints: Sequence[Checkpoint] | None = None,
@@ -54,6 +57,7 @@ class Index(RetrievalIndex):
         device: str | torch.device | None = None,
         store_dtype: str = "auto",
         ids: Sequence[Any] | None = None,
+        disk: int | str = "20GB",
         memory: int | str = "2GB",
         seed: int = 0,
         on_bad: str = "error",
@@ -70,7 +74,10 @@ class Index(RetrievalIndex):
             task: What the model is trained for: one of `unde.tasks`, or a `Task` of your own.
             train_data: The training examples: a data set, a loader, a list, or a tuple or dict of tensors.
             path: A folder, or a URL such as s3://bucket/index.
-            method: The method or its name; it decides what is stored.
+            method: The method or its name; it decides what is stored. "auto": TRAK for models with up to 5,000
+                parameters and for diffusion models, EKFAC for others.
+            projection: The features: "none" for whole gradients, "factored(4)", "kron(16)", … "auto": that of the
+                method, else the most accurate ones that fit `disk` and `memory`.
             groups: The groups of parameters that scores are resolved by: "layer", "block", …, or {pattern: group}.
             batch_size: Examples in a pass; by default `memory` and what is fast decide. The number is recorded.
             checkpoints: State dicts or .safetensors files, of one training or of independently trained models; scores
@@ -83,6 +90,7 @@ class Index(RetrievalIndex):
             store_dtype: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or "auto": float32 up to
                 256 MiB, int8 beyond.
             ids: The user's ids of the examples.
+            disk: The budget in bytes that projection="auto" keeps to, such as "20GB".
             memory: The memory budget, such as "2GB".
             seed: Seeds the random projection.
             on_bad: What to do about NaN gradients: "error", or "skip" to leave the example out and record it.
@@ -113,7 +121,21 @@ class Index(RetrievalIndex):
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
-        resolved = builder.resolve_method(method, inputs, folder, exclude, progress)
+        choice = choose_for_build(
+            method,
+            projection,
+            inputs,
+            folder,
+            parse_bytes(disk, "disk"),
+            exclude=exclude,
+            store_dtype=store_dtype,
+            memory=parse_bytes(memory),
+            weighed=second_moments is not None,
+            alone=runs.exclusive,
+        )
+        if progress:
+            for line in choice.lines():
+                console.line(line)
         with builder.on_device(model, device), close_workers(executor, runs):
             if isinstance(second_moments, str) and second_moments == adam_preconditioner.GRADIENTS:
                 names = trainable(model, exclude)
@@ -122,7 +144,7 @@ class Index(RetrievalIndex):
                 groups=groups,
                 exclude=exclude,
                 store_dtype=store_dtype,
-                scoring_method=resolved,
+                scoring_method=choice.method,
                 seed=seed,
                 on_bad=on_bad,
                 checkpoint_weights=checkpoint_weights,
@@ -133,8 +155,8 @@ class Index(RetrievalIndex):
                 batch_size=batch_size,
                 workers=num_workers,
             )
-            settings.check(inputs, resolved)  # before a folder is made
-            return cls(builder.build(folder, inputs, resolved, settings, runs, progress))
+            settings.check(inputs, choice.method)  # before a folder is made
+            return cls(builder.build(folder, inputs, choice.method, settings, runs, progress))
 
     @classmethod
     def finish(

@@ -7,16 +7,31 @@ EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inv
 """
 
 from unde.methods.base import CUSTOM, FinalContext, Method
-from unde.methods.builtin import DAMPINGS, DEFAULT_DAMPING, EKFAC, TRAK, Damped, Fisher, LoGRA, TracIn
+from unde.methods.builtin import (
+    AUTO,
+    CHOICES,
+    DAMPINGS,
+    DEFAULT_DAMPING,
+    DEFAULT_METHOD,
+    EKFAC,
+    TRAK,
+    Damped,
+    Fisher,
+    LoGRA,
+    TracIn,
+)
 from unde.methods.custom import UnimportedMethod
 from unde.methods.diffusion import DAS, DTRAK, JourneyTRAK
-from unde.methods.registry import METHODS, NAMES, PROJECTION, for_building, on_index, parse
+from unde.methods.registry import METHODS, NAMES, PROJECTION, for_building, on_index, parse, with_projection
 
 __all__ = [
+    "AUTO",
+    "CHOICES",
     "CUSTOM",
     "DAMPINGS",
     "DAS",
     "DEFAULT_DAMPING",
+    "DEFAULT_METHOD",
     "DTRAK",
     "EKFAC",
     "METHODS",
@@ -34,4 +49,5 @@ __all__ = [
     "for_building",
     "on_index",
     "parse",
+    "with_projection",
 ]

@@ -21,6 +21,9 @@ DEFAULT_DAMPING = 0.1  # damping of methods and tasks that DAMPINGS does not nam
 DAMPINGS: dict[str, dict[str, float]] = {
     "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
 }
+# Kind of task → method of method="auto", by its LDS on whole gradients: experiments/studies/quality.py
+CHOICES = {"language": "ekfac", "classification": "ekfac", "diffusion": "trak"}
+DEFAULT_METHOD = "ekfac"  # of other tasks
 FISHERS = (AUTO, "empirical", "sampled", "true")
 MOST_LABELS = 32  # that fisher="true" enumerates
 

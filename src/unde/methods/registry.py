@@ -89,7 +89,7 @@ def for_building(
     """
     chosen = parse(method)
     before = parse(recorded) if recorded is not None and recorded.get("name") == chosen.name else None
-    chosen = _with_projection(chosen, projection if before is None else before.projection)
+    chosen = with_projection(chosen, projection if before is None else before.projection)
     if isinstance(chosen, Damped) and isinstance(before, Damped):
         if chosen.damping == AUTO:
             chosen = replace(chosen, damping=before.damping, relative=before.relative)
@@ -106,7 +106,8 @@ def for_building(
     return chosen
 
 
-def _with_projection(method: Method, projection: str | None) -> Method:
+def with_projection(method: Method, projection: str | None) -> Method:
+    """The method under a projection, unless it names one."""
     if method.projection:
         return method
     try:
@@ -129,7 +130,7 @@ def on_index(method: str | Method | None, built: Method, kind: str = "", example
     """
     if method is None:
         return built
-    method = _with_projection(parse(method), built.projection).resolve(kind, built, examples)
+    method = with_projection(parse(method), built.projection).resolve(kind, built, examples)
     if CUSTOM in method.describe():
         check_method(method)
     if method.steps != built.steps:

@@ -1,0 +1,173 @@
+"""Sizes of an index before it is built, from shapes alone: of its files, and of what memory must hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from unde.checkpoints import resolve_checkpoint_weights
+from unde.data import Rows
+from unde.gradients import placement
+from unde.gradients.factors import factor_sizes, length
+from unde.gradients.feature_pass import SHARE
+from unde.gradients.parameters import find_tables
+from unde.gradients.whitening import EXACT
+from unde.groups import Groups
+from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
+from unde.index.kernel_cache import kernel_files, sizes_of
+from unde.index.pca import resolve_labels
+from unde.index.reader import shard_bytes
+from unde.kernels.base import BoundKernel
+from unde.methods import Fisher, Method
+from unde.projection import WHOLE, Spec, feature_size
+from unde.store import factored
+from unde.store.manifest import Manifest, ResolvedSettings
+from unde.tasks.base import Task
+
+UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
+PASS_GRADIENTS = 4  # whole gradients that a pass of one example holds, in float32
+COVARIANCE_BYTES = 24  # in whitening, of each number of a covariance: two of float32, two of float64
+
+
+@dataclass(frozen=True)
+class IndexSizes:
+    """What is known of an index that is not built yet, but for its method.
+
+    Args:
+        rows: Data to count labels on; None where there is none, or no weights.
+        store_dtype: As in `Index.build`.
+        memory: The budget in bytes, which cuts shards.
+    """
+
+    model: nn.Module
+    task: Task
+    rows: Rows | None
+    names: Sequence[str]  # of the parameters
+    examples: int
+    checkpoints: int = 1
+    groups: Groups = field(default_factory=lambda: Groups({}))
+    store_dtype: str = factored.AUTO
+    memory: int = 2 * 10**9
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        parameters = dict(self.model.named_parameters())
+        return {name: tuple(parameters[name].shape) for name in self.names}
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def width(self, projection: str) -> int:
+        """Numbers in a feature."""
+        spec = Spec.parse(projection)
+        return sum(feature_size(spec, shape) for shape in self.shapes.values())
+
+    def parts(self, method: Method) -> list[Method]:
+        """What is measured: for the index, and with other labels where the kernel is made of those."""
+        probe = method.probe
+        if isinstance(probe, Fisher) and not probe.labels:
+            if self.rows is None:  # where no model can tell
+                probe = replace(probe, labels=1)
+            else:
+                probe = resolve_labels(probe, self.model, self.task, self.rows)
+        return [method] if probe is None else [method, probe]
+
+    def manifest(self, method: Method, part: Method, pass_size: int) -> Manifest:
+        """The manifest that a build for `method` would write for one of its `parts`, without fingerprints."""
+        projection = str(part.projection)
+        store_dtype = factored.resolve(self.store_dtype, projection)
+        if store_dtype == factored.AUTO:
+            terms = self.checkpoints * method.steps
+            store_dtype = choose_store_dtype(method, self.examples, self.width(projection), terms)
+        draft = draft_manifest(
+            part,
+            self.task,
+            self.examples,
+            self.groups,
+            store_dtype=store_dtype,
+            units=self._units(Spec.parse(projection)),
+            models=[""] * self.checkpoints,
+            checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
+            resolved=ResolvedSettings(pass_size, pass_size, torch.get_num_threads()),
+        )
+        shard_size = choose_shard_size(draft, self.memory)
+        return replace(draft, resolved=replace(draft.resolved, shard_size=shard_size))
+
+    def _units(self, spec: Spec) -> list[dict[str, Any]]:
+        parameters = dict(self.model.named_parameters())
+        tables = find_tables(self.model) if spec.kind in WHOLE else set()
+        return [
+            {"name": name, "shape": list(shape), "size": feature_size(spec, shape)}
+            | ({"lookup": True} if id(parameters[name]) in tables else {})
+            for name, shape in self.shapes.items()
+        ]
+
+    def usual_pass(self, projection: str) -> int:
+        """Examples in a pass where none was run."""
+        if Spec.parse(projection).kind not in WHOLE:
+            return UNMEASURED
+        return max(1, min(UNMEASURED, self.memory // (SHARE * 4 * PASS_GRADIENTS * self.parameters)))
+
+    def files(self, method: Method, pass_size: int | None = None) -> IndexFiles:
+        """The files of an index for `method`."""
+        pass_size = pass_size or self.usual_pass(str(method.projection))
+        drafts = [self.manifest(method, part, pass_size) for part in self.parts(method)]
+        return IndexFiles(method, drafts[0], drafts[-1], placement(self.model)[1])
+
+    def memory_of(self, files: IndexFiles) -> int:
+        """Bytes that building these features and fitting their kernel take, at least."""
+        kernel = files.bound.needs().memory
+        if Spec.parse(str(files.method.projection)).kind not in WHOLE:
+            return kernel
+        gradients = 4 * PASS_GRADIENTS * self.parameters
+        if not files.method.whitened:
+            return max(gradients, kernel)
+        covariances, vectors = basis_lengths(files.index)
+        values = 8 * self.parameters + 4 * covariances + 12 * vectors
+        return max(COVARIANCE_BYTES * covariances, gradients + values)
+
+
+@dataclass(frozen=True)
+class IndexFiles:
+    """The files of an index that is not built yet."""
+
+    method: Method
+    index: Manifest
+    labelled: Manifest  # of the gradients that the kernel is made of; `index` itself in general
+    precision: torch.dtype
+
+    @cached_property
+    def bound(self) -> BoundKernel:
+        return self.method.kernel.bind(sizes_of(self.labelled))
+
+    @cached_property
+    def bytes(self) -> dict[str, int]:
+        """By what is in them."""
+        sizes = shard_bytes(self.index, self.precision)
+        if self.labelled is not self.index:
+            sizes["gradients with other labels"] = sum(shard_bytes(self.labelled, self.precision).values())
+        if self.method.whitened:
+            sizes["whitening"] = 4 * (sum(basis_lengths(self.index)) + self.index.width)
+        return sizes | kernel_files(self.index, self.bound)
+
+    @property
+    def features(self) -> int:
+        """Bytes of the features alone, which are quickly told."""
+        return self.index.terms * self.index.codec.nbytes(self.index.examples, self.index.columns)
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+def basis_lengths(m: Manifest) -> tuple[int, int]:
+    """Numbers in the covariances of whole matrices, and in the second moments of vectors."""
+    vectors = [u["size"] for u in m.units if len(u["shape"]) < 2 and u["size"] <= EXACT]
+    return length(factor_sizes(m.units, "none")), sum(n * n for n in vectors)
