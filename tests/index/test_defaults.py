@@ -224,12 +224,14 @@ def test_every_operation_of_what_is_chosen(tmp_path):
         assert str(index.method.projection).startswith(kind)
         assert index.score(queries).total().shape == (12, 220)
         assert len(wrong_labels(index, by="normalised", progress=False).order) == 220
-        assert index.learn_weights(examples=20).values.shape == (2 + 1,)
         scores = index.score(queries)
         assert unde.learn_weights(scores, k=3).values.shape == (3,)
         assert index.diagnose(scores) is not None
         chance = torch.Generator().manual_seed(0)
-        bank = (torch.rand(8, 220, generator=chance) < 0.5).numpy(), torch.rand(8, 12, generator=chance).numpy()
+        bank = (
+            (torch.rand(8, 220, generator=chance) < 0.5).numpy(),
+            torch.rand(8, 12, generator=chance).numpy(),
+        )
         found = index.calibrate(queries=queries, bank=bank, baselines=False)
         assert found.method.projection == index.method.projection
 

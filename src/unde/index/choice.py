@@ -94,8 +94,8 @@ def choose(
     if method == AUTO:
         small = "a small model" if sizes.parameters <= SMALL else kind or "other tasks"
         words.append(f"method {wanted.name} ({small if before is None else 'as recorded'})")
-    regularized = None if before is not None else curvature(wanted)
-    wanted = regularized or wanted
+    fitted = None if before is not None else curvature(wanted)
+    wanted = fitted or wanted
     if wanted.projection is not None:
         chosen = methods.for_building(wanted, kind, before)
         words += [f"projection {chosen.projection}"] if method == AUTO and named is None else []
@@ -107,16 +107,30 @@ def choose(
         budget = _Budget(disk) if free is None or free >= disk else _Budget(free, free=True)
         chosen, said = _Search(wanted, sizes, kind, weighed, budget).first()
         words.append(said)
-    if isinstance(regularized, Damped):
-        words.append(
-            f"fisher true and λ = {regularized.damping:.3g}, that of the L2 regularization the model is fitted with"
-        )
-    elif isinstance(chosen, Damped) and getattr(wanted, "damping", None) == AUTO:
-        words.append(f"damping {chosen.damping:g} ({chosen.name}, {kind or 'other tasks'})")
+    words += _said_of_damping(wanted, chosen, kind, fitted is not None)
     if before is None:
         _check_whole(chosen, sizes, folder)
     guessed = before is None and (method == AUTO or wanted.projection is None)
     return Choice(chosen, tuple(words), guessed)
+
+
+def settle_damping(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> Choice:
+    """The Fisher matrix and the damping of a method whose features are known."""
+    kind, fitted = kind_of(inputs.task.identity()), regularized(method, inputs, exclude)
+    chosen = methods.for_building(fitted or method, kind)
+    return Choice(chosen, tuple(_said_of_damping(fitted or method, chosen, kind, fitted is not None)))
+
+
+def _said_of_damping(wanted: Method, chosen: Method, kind: str, fitted: bool) -> list[str]:
+    if not isinstance(chosen, Damped):
+        return []
+    if fitted:
+        return [
+            f"fisher true and λ = {chosen.damping:.3g}, that of the L2 regularization the model is fitted with"
+        ]
+    if getattr(wanted, "damping", None) != AUTO:
+        return []
+    return [f"damping {chosen.damping:g} ({chosen.name}, {kind or 'other tasks'})"]
 
 
 def choose_for_build(

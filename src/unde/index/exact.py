@@ -28,6 +28,7 @@ from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, unwrap_compiled
 from unde.index import builder
 from unde.index.builder import BuildSettings
+from unde.index.choice import settle_damping
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.gradient_kernel import KERNELS, Kept, apply_in_place, fit_to_gradients
 from unde.index.gradient_stream import OWNER, GradientStream
@@ -126,9 +127,11 @@ def attribute(
         stack.enter_context(builder.on_device(model, device))
         stack.enter_context(close_workers(executor, runs))
         folder = None if runs.in_process else stack.enter_context(scratch(None))
-        resolved = builder.resolve_method(wanted, inputs, Path(OWNER), exclude, progress)
+        choice = settle_damping(wanted, inputs, exclude)
+        for line in choice.lines() if progress else ():
+            console.line(line)
         settings = BuildSettings(
-            resolved,
+            choice.method,
             parse_bytes(memory),
             groups=groups,
             exclude=exclude,
@@ -140,9 +143,9 @@ def attribute(
         stack.enter_context(torch_threads(settings.threads))
         if folder is not None:
             inputs = inputs.portable(folder, rows)
-        runner, partition = _runner(inputs, resolved, settings)
+        runner, partition = _runner(inputs, choice.method, settings)
         stream = GradientStream(runner, partition, settings.ids, folder)
-        return _OnePass(stream, resolved, asked, settings.memory, runs).scores(query_ids)
+        return _OnePass(stream, choice.method, asked, settings.memory, runs).scores(query_ids)
 
 
 def check_method(method: str | Method) -> Method:
