@@ -88,7 +88,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = count(
             "build",
-            lambda: unde.Index.build(model, setup.task, data, Path(folder) / "index", progress=False),
+            lambda: unde.Index.build(
+                model, setup.task, data, Path(folder) / "index", method="trak", progress=False
+            ),
             verbose,
         )
         weights = unde.Weights.uniform(index.groups.names)

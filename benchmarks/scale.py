@@ -37,7 +37,7 @@ from unde.setup import Recipe
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 BUDGETS = ("512MB", "2GB")  # the second for the largest size alone
-METHOD = {"method": "ekfac", "store_dtype": "float16"}
+METHOD = {"method": "ekfac", "projection": "kron(16)", "store_dtype": "float16"}
 ENGINES = ("serial", "processes:1", "processes:2", "array:0/1", "ray:1", "ray:2")
 RUNS = 5  # rounds of engines
 MINUTE = 1_000_000  # examples whose build takes one core about a minute

@@ -22,7 +22,7 @@ from experiments.shared.paths import RUNS
 from unde import Index
 from unde.evaluate import Bank, Estimate, lds
 from unde.index import QueryFeatures
-from unde.methods import DAS, DTRAK, EKFAC, TRAK, Damped, JourneyTRAK, LoGRA, Method, TracIn
+from unde.methods import DAS, DTRAK, EKFAC, PROJECTION, TRAK, Damped, JourneyTRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
 from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
@@ -102,6 +102,7 @@ class Cell:
         return self.scores(self.methods[name], "eval")
 
     def build(self, folder: Path, method: Method, **options: Any) -> Index:
+        options = {"projection": "auto" if method.projection else PROJECTION} | options
         return Index.build(
             self.model, self.task(), self.train(), folder, method=method, groups=self.groups, store_dtype="float32",
             memory="4GB", **options,

@@ -63,7 +63,9 @@ def run(variant: str) -> dict[str, Any]:
         model = train(architecture, *data.train)
         folder = RUNS / f"mislabel_auc-{variant}-{architecture}"
         shutil.rmtree(folder, ignore_errors=True)
-        index = Index.build(model, Classification(), data.train, folder, method=TracIn(), batch_size=64)
+        index = Index.build(
+            model, Classification(), data.train, folder, method=TracIn("kron(16)"), batch_size=64
+        )
         learn = index.features(data.learn)
         for name, method in METHODS.items():
             kinds = {

@@ -136,7 +136,7 @@ def rank(variant: str, state: str, rate: float, seed: int, path: Path) -> None:
     folder = RUNS / f"wrong_labels-{variant}"
     shutil.rmtree(folder, ignore_errors=True)
     index = Index.build(
-        model, Classification(), (x, y), folder, method=TracIn(), batch_size=64, progress=False
+        model, Classification(), (x, y), folder, method=TracIn("kron(16)"), batch_size=64, progress=False
     )
     out: dict[str, np.ndarray] = {"wrong": (y != true).numpy()}
     for name, method in METHODS.items():
