@@ -23,7 +23,7 @@ from unde.gradients import Coverage, make_units, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.choice import Choice, choose
+from unde.index.choice import MethodChoice, choose
 from unde.index.feature_runner import FeatureRunner
 from unde.index.sizes import UNMEASURED, IndexSizes
 from unde.kernels.base import BoundKernel
@@ -81,7 +81,7 @@ class Plan:
     disk: dict[str, int]
     kernel_memory: int
     timing: Timing | None = None
-    choice: Choice | None = None
+    choice: MethodChoice | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and names, sums included."""
         names = ("parameters", "features", "bytes_on_disk", "memory", "minutes")
-        choice = self.choice or Choice(methods.parse(self.method))
+        choice = self.choice or MethodChoice(methods.parse(self.method))
         return asdict(replace(self, choice=None)) | {
             "totals": {name: getattr(self, name) for name in names},
             "choice": list(choice.words),
@@ -268,7 +268,7 @@ class _Job:
     """A build that is planned."""
 
     sizes: IndexSizes
-    choice: Choice
+    choice: MethodChoice
     rows: Rows | None  # to run passes on
 
     @property

@@ -120,10 +120,10 @@ def test_precisions_of_ones_own_leave_outer_products_out():
 def test_memory_bounds_whole_gradients():
     model = wide(300)
     count = sum(p.numel() for p in model.parameters())
-    assert chosen(model, method="tracin", memory=16 * count).projection == "none"
-    tight = choose("tracin", "auto", sizes(model, memory=16 * count - 1), GB)
+    assert chosen(model, method="tracin", memory=64 * count).projection == "none"
+    tight = choose("tracin", "auto", sizes(model, memory=64 * count - 1), GB)
     assert tight.method.projection == "kron(64)"
-    assert "(with memory='1.5MB': none)" in tight.words[0]
+    assert "(with memory='6MB': none)" in tight.words[0]
 
 
 def test_large_models_are_not_kept_whole():

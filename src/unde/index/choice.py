@@ -40,7 +40,7 @@ _MIXING = "trak"  # the method that takes any features
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """The method to build an index for, and what to say about it.
 
     Args:
@@ -73,7 +73,7 @@ def choose(
     curvature: Callable[[Method], Method | None] = lambda method: None,
     folder: StorePath | None = None,
     alone: bool = True,
-) -> Choice:
+) -> MethodChoice:
     """The method to build an index for, with its projection and damping.
 
     Args:
@@ -111,14 +111,14 @@ def choose(
     if before is None:
         _check_whole(chosen, sizes, folder)
     guessed = before is None and (method == AUTO or wanted.projection is None)
-    return Choice(chosen, tuple(words), guessed)
+    return MethodChoice(chosen, tuple(words), guessed)
 
 
-def settle_damping(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> Choice:
+def settle_damping(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> MethodChoice:
     """The Fisher matrix and the damping of a method whose features are known."""
     kind, fitted = kind_of(inputs.task.identity()), regularized(method, inputs, exclude)
     chosen = methods.for_building(fitted or method, kind)
-    return Choice(chosen, tuple(_said_of_damping(fitted or method, chosen, kind, fitted is not None)))
+    return MethodChoice(chosen, tuple(_said_of_damping(fitted or method, chosen, kind, fitted is not None)))
 
 
 def _said_of_damping(wanted: Method, chosen: Method, kind: str, fitted: bool) -> list[str]:
@@ -145,7 +145,7 @@ def choose_for_build(
     memory: int,
     weighed: bool,
     alone: bool,
-) -> Choice:
+) -> MethodChoice:
     """The same for a build: "auto" is what an index in the folder has."""
     before = Manifest.read(folder).method if exists(folder / layout.MANIFEST) else None
     sizes = IndexSizes(

@@ -31,7 +31,8 @@ from unde.store.manifest import Manifest, ResolvedSettings
 from unde.tasks.base import Task
 
 UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
-PASS_GRADIENTS = 4  # whole gradients that a pass of one example holds, in float32
+PASS_GRADIENTS = 4  # whole gradients that a pass holds for each example, in float32
+HELD = 16  # whole gradients that memory should hold: queries are asked by theirs
 COVARIANCE_BYTES = 24  # in whitening, of each number of a covariance: two of float32, two of float64
 
 
@@ -126,12 +127,13 @@ class IndexSizes:
         kernel = files.bound.needs().memory
         if Spec.parse(str(files.method.projection)).kind not in WHOLE:
             return kernel
-        gradients = 4 * PASS_GRADIENTS * self.parameters
+        gradients = 4 * HELD * self.parameters
         if not files.method.whitened:
             return max(gradients, kernel)
         covariances, vectors = basis_lengths(files.index)
-        values = 8 * self.parameters + 4 * covariances + 12 * vectors
-        return max(COVARIANCE_BYTES * covariances, gradients + values)
+        bases = 4 * covariances + 12 * vectors
+        values = 4 * (PASS_GRADIENTS + 2) * self.parameters + bases
+        return max(gradients, COVARIANCE_BYTES * covariances, values)
 
 
 @dataclass(frozen=True)
