@@ -99,7 +99,8 @@ def test_what_was_settled_is_printed(tmp_path, capsys):
     train, _, model, _ = world(0.01)
     Index.build(model, Classification(), train, tmp_path)
     err = capsys.readouterr().err
-    assert re.search(r"chosen: method trak \(a small model\); projection none: .*; fisher true and λ = 1.2, that of the L2 reg", err)
+    said = r"chosen: method trak \(a small model\); projection none: .*; fisher true and λ = 1.2, that of the L2 reg"
+    assert re.search(said, err)
 
 
 def test_models_that_are_not_at_a_minimum_say_nothing_about_it(tmp_path):
