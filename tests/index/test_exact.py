@@ -266,17 +266,25 @@ def test_bad_examples_are_named(method):
 
 
 class Changing:
-    """Data that read differently the second time."""
+    """Data that read differently after some readings."""
 
-    def __init__(self):
-        self.times = 0
+    def __init__(self, after=0):
+        self.left = after
 
     def __len__(self):
         return N
 
     def __getitem__(self, i):
-        self.times += 1
-        return TRAIN[0][i] + self.times, TRAIN[1][i]
+        self.left -= 1
+        return TRAIN[0][i] + max(0, -self.left), TRAIN[1][i]
+
+
+def test_data_that_change_under_way():
+    """Under the second checkpoint one example, the last that is read, is another."""
+    whole = Changing(10**6)
+    attribute(TracIn(), train=whole, checkpoints=toy.states(1, 2))
+    data = Changing(10**6 - whole.left - 1)
+    refused("21 reads differently", attribute, TracIn(), train=data, checkpoints=toy.states(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,8 @@ class _OnePass:
     def scores(self, query_ids: Sequence[Any] | None) -> ExactScores:
         m, partition = self.stream.runner.manifest, self.stream.partition
         blocks = self._query_blocks()
+        for _ in self.stream.runner.passes(self.queries.subset([0]), 0):
+            pass  # what the model cannot run on raises before the kernel is fitted, which takes longer
         shape = len(self.queries), m.examples, len(partition)
         _check_room(shape)
         values = empty_scores(shape, self.memory)
@@ -284,20 +286,20 @@ class _OnePass:
     def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
         """K g(q) of a block of queries under checkpoint c, (q, D)."""
         runner, inputs = self.stream.runner, self.stream.inputs
-        some = self.queries.subset(range(block.start, block.stop))
-        held = torch.empty(len(some), runner.manifest.width)
-        for here, part in runner.passes(some, c):
-            held[here.start : here.stop] = part["features"]
-            if c == 0:
-                self.query_digests += [to_digest(d) for d in part["digest"].tolist()]
-        bad = (~torch.linalg.vector_norm(held, dim=1).isfinite()).nonzero()[:, 0]
-        bad = [q for q in bad.tolist() if not held[q].isfinite().all()]
-        if bad:
-            raise BadQuery(block.start + bad[0], len(bad))
-        norms.queries[block] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(held)
         with _naming_examples(inputs, self.stream.ids):
             fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, kept)
-        return apply_in_place(fitted, held)
+        held = torch.empty(block.stop - block.start, runner.manifest.width)
+        for here, part in runner.passes(self.queries.subset(range(block.start, block.stop)), c):
+            features = part["features"]
+            bad = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
+            if bad:
+                raise BadQuery(block.start + here.start + bad[0], len(bad))
+            rows = slice(block.start + here.start, block.start + here.stop)
+            norms.queries[rows] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(features)
+            held[here.start : here.stop] = apply_in_place(fitted, features)
+            if c == 0:
+                self.query_digests += [to_digest(d) for d in part["digest"].tolist()]
+        return held
 
 
 def _check_room(shape: tuple[int, int, int]) -> None:

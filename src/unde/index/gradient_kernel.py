@@ -25,7 +25,7 @@ from unde.store.manifest import Manifest
 
 KERNELS = (Identity, Diagonal, EKFACKernel)  # that do not mix parameters
 Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: good for any damping
-_APPLIED = 8  # queries that K is applied to together
+_APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
 
 
 @keep_memory()
@@ -89,6 +89,6 @@ def _ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Ten
 
 def apply_in_place(fitted: Fitted, features: Tensor) -> Tensor:
     """K applied to features (n, D), a few rows at a time."""
-    for some in features.split(_APPLIED):
+    for some in features.split(max(1, _APPLIED // (4 * features.shape[1]))):
         some.copy_(fitted.apply(some))
     return features

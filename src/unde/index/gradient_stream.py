@@ -141,7 +141,7 @@ class GradientStream:
                 raise self._bad_example([cut[int(i)] for i in (~finite).nonzero()[:, 0]])
         parts = self._products(self._held(features.device), features)
         digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
-        return {"parts": parts.permute(1, 2, 0).cpu(), "norms": norms.cpu(), "digest": digest}
+        return {"parts": parts.permute(2, 1, 0).cpu(), "norms": norms.cpu(), "digest": digest}
 
     def _held(self, device: torch.device) -> Tensor:
         """The queries, where gradients are computed."""
@@ -159,10 +159,10 @@ class GradientStream:
         return out
 
     def _products(self, queries: Tensor, features: Tensor) -> Tensor:
-        """(M, Q, n)"""
-        out = features.new_zeros(len(self.partition), len(queries), len(features))
+        """(M, n, Q); products with Q columns take less time than those with n, which are fewer."""
+        out = features.new_zeros(len(self.partition), len(features), len(queries))
         for j, columns in self._runs:
-            out[j].addmm_(queries[:, columns], features[:, columns].T)
+            out[j].addmm_(features[:, columns], queries[:, columns].T)
         return out
 
     def _bad_example(self, bad: list[int]) -> BadExample:
