@@ -28,7 +28,7 @@ from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
 from unde.gradients.pca import eigh
 from unde.tasks.base import Task
 
-SAMPLE = 2048  # examples, evenly spaced, that statistics are taken from
+SAMPLE = 4096  # examples, evenly spaced, that statistics are taken from
 EXACT = 4096  # entries of a vector that gets eigenvectors of its second moment
 _SINGLE = 256  # rows of a covariance from which on eigenvectors are computed in float32
 
