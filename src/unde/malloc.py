@@ -39,6 +39,14 @@ def keep_memory() -> Generator[None]:
                 _libc("malloc_trim")(0)
 
 
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def _set_thresholds(trim: int) -> None:
     _libc("mallopt")(_M_MMAP_THRESHOLD, _LARGE)
     _libc("mallopt")(_M_TRIM_THRESHOLD, trim)

@@ -287,3 +287,26 @@ def test_free_space_is_a_budget(tmp_path, monkeypatch, capsys):
     assert f" of {whole / 1e6:.2f} MB free (with" in capsys.readouterr().err
     with pytest.raises(UndeError, match=r"'none' takes .*has .* free. 'factored\(1\)' takes"):
         toy.build(tmp_path / "none", model=model, method="ekfac", projection="none", memory="2GB")
+
+
+def test_queries_that_no_memory_holds(tmp_path, monkeypatch):
+    index = toy.build(tmp_path / "i", model=wide(), method="auto")
+    each = 4 * index.manifest.width
+    monkeypatch.setattr("unde.index.query_features.machine_memory", lambda: 4 * each)
+    assert len(index.features(toy.data(4))) == 4
+    with pytest.raises(UndeError, match=r"5 queries take .* under projection 'none'.*ask up to 2 at a time"):
+        index.features(toy.data(5))
+
+
+def test_labels_of_whitened_gradients_cannot_be_added(tmp_path):
+    index = toy.build(tmp_path / "i", method=EKFAC("factored(2)"))
+    with pytest.raises(UndeError, match="built with whitened gradients: build it anew with fisher='true'"):
+        index.add_fisher("true", progress=False)
+
+
+def test_second_moments_and_whitening_are_refused(tmp_path):
+    moments = {name: torch.ones_like(p) for name, p in toy.net().named_parameters()}
+    with pytest.raises(UndeError, match="EKFAC needs the two sides of a gradient apart"):
+        toy.build(tmp_path / "i", method=EKFAC("factored(2)"), second_moments=moments)
+    index = toy.build(tmp_path / "j", model=wide(), method="auto", second_moments="gradients")
+    assert (index.method.name, index.method.projection) == ("trak", "kron(16)")

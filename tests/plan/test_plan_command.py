@@ -80,6 +80,21 @@ def test_a_setup_and_a_kernel_beyond_the_budget(monkeypatch):
     assert "note" not in run(*given, needs)
 
 
+def test_what_a_budget_buys(tmp_path):
+    from transformers import GPT2Config
+
+    GPT2Config(**(SIZES | {"n_embd": 64}), bos_token_id=0, eos_token_id=0).save_pretrained(tmp_path)
+    given = ["--hf-config", tmp_path, "--examples", 10**5]
+    whole = run(*given, "--method", "auto", "--projection", "auto", "--disk", "20GB").splitlines()
+    assert whole[1].startswith("chosen: method ekfac (language); projection none: ")
+    less = run(*given, "--disk", "1GB").splitlines()
+    assert less[0].endswith("ekfac, factored(4), stored in factored(4)")
+    assert "of disk='1GB' (with disk='2GB': factored(8))" in less[1]
+    assert (
+        run(*given, "--projection", "kron(16)").splitlines()[1].startswith("chosen: method ekfac (language)")
+    )
+
+
 NOT_ONE = "expected one of three things to plan for"
 
 
@@ -96,6 +111,8 @@ NOT_ONE = "expected one of three things to plan for"
         (["--data", "x"], "--data x needs --hf-model DIR"),
         (["--hf-config", "nowhere", "--examples", 5], "nowhere does not exist.*Nothing is downloaded"),
         (["--hf-config", "CONFIG"], "--examples is missing"),
+        (["--hf-config", "CONFIG", "--examples", 5, "--disk", "1kB"], "no features of trak fit disk='1kB'"),
+        (["--hf-config", "CONFIG", "--examples", 5, "--disk", "some"], "cannot read disk 'some'"),
         (["--hf-config", "CONFIG", "--format", "xml"], "unknown format 'xml'"),
         (["--hf-config", "OTHER", "--examples", 5], "no language model can be made from"),
         (["--hf-config", "BROKEN", "--examples", 5], "no language model can be made from"),

@@ -289,7 +289,8 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
     inputs = state.build_inputs("gradients with other labels are computed by the model")
     is_pca = Spec.parse(str(state.stored.method.projection)).kind == "pca"
     if m.changes is not None or (m.matrices and not is_pca):
-        what = "changed since it was built" if m.changes is not None else "built with second_moments"
+        kept = "with whitened gradients" if state.stored.method.whitened else "with second_moments"
+        what = "changed since it was built" if m.changes is not None else f"built {kept}"
         raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")
     options = recorded_options(m, inputs.model)
     method = options.pop("method")

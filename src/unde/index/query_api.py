@@ -18,7 +18,7 @@ from unde.groups import Groups
 from unde.index.calibrate import Calibrator
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
-from unde.index.query_features import QueryFeatures
+from unde.index.query_features import QueryFeatures, check_fits
 from unde.index.rescore import IndexRescorer
 from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
@@ -165,6 +165,7 @@ class QueryableIndex:
         rows = Rows(queries, choose_collate(self._state.collate, queries))
         file, m = None if path is None else place(path), self.manifest
         if file is None or not exists(file):
+            check_fits(len(rows), m)
             features = self._state.runner.features(rows)
             if file is not None:
                 features.save(file)

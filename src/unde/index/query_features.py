@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde.console import size
 from unde.errors import UndeError
 from unde.fingerprints import origins, to_digest, to_signed
+from unde.malloc import machine_memory
 from unde.store.files import CannotWrite
+from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, copy_tensors, read_shard, write_shard
 
+_COPIES = 2  # of features of queries: as they are, and times the kernel
 PLACE = "queries"  # what the file is, whatever it is called
 
 
@@ -80,6 +84,17 @@ class QueryFeatures:
         sets = shard.get("members", torch.ones_like(shard["digest"])).tolist()
         digests = ["+".join(to_digest(int(d)) for d in one) for one in shard["digest"].split(sets)]
         return cls(index, shard["features"], shard["loss"], digests)
+
+
+def check_fits(queries: int, m: Manifest) -> None:
+    """Raise before features of so many queries are computed, where this machine cannot hold them."""
+    each, most = 4 * m.terms * m.width, machine_memory()
+    if most is not None and queries * each > most:
+        raise UndeError(
+            f"features of {queries:,} queries take {size(queries * each)}, {size(each)} each under projection "
+            f"{m.method['projection']!r}, and this machine has {size(most)} of memory: ask up to "
+            f"{max(1, most // (_COPIES * each)):,} at a time, or an index with a smaller projection, such as 'kron(16)'"
+        )
 
 
 def _set_of(*digests: str) -> str:
