@@ -104,8 +104,8 @@ class Cell:
     def build(self, folder: Path, method: Method, **options: Any) -> Index:
         options = {"projection": "auto" if method.projection else PROJECTION} | options
         return Index.build(
-            self.model, self.task(), self.train(), folder, method=method, groups=self.groups, store_dtype="float32",
-            memory="4GB", **options,
+            self.model, self.task(), self.train(), folder, method=method, groups=self.groups, memory="4GB",
+            **{"store_dtype": "float32"} | options,
         )  # fmt: skip
 
 

@@ -8,6 +8,9 @@ LDS lies within the interval that was told. Nothing here was used to choose; the
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
 from experiments.shared.sweep import EVERY_BANK
-from unde import Index
+from unde import Index, UndeError
 from unde.evaluate import calibration as statistics
 from unde.evaluate.calibration import spearman
 from unde.index.settings import Predictor, list_settings
@@ -44,7 +47,13 @@ def run(variant: str) -> dict[str, Any]:
 
 def _index(cell: Cell, name: str, method: Method) -> dict[str, Any]:
     folder = RUNS / cell.name / "calibration" / name.strip(")").replace("(", "-")
-    index = cell.build(folder, method)
+    built = "TRAK, damping 0.1" if method.measure == "loss" else f"{type(method).__name__}, damping 0.1"
+    found = measure(cell, name, cell.build(folder, method), folder)
+    return found | {"default": {"name": built, "lds": found["settings"][built]}}
+
+
+def measure(cell: Cell, name: str, index: Index, folder: Path, draws: int = DRAWS) -> dict[str, Any]:
+    """LDS of every setting of an index, and what calibrations on few halves get. Features of queries go beside it."""
     curves = list_settings(index._state.stored)
     bank = cell.bank
     learn, evaluate = (
@@ -59,36 +68,32 @@ def _index(cell: Cell, name: str, method: Method) -> dict[str, Any]:
     names = [[s.name for s in curve if s.name in evaluate] for curve in curves]
     everything = {n: _lds(p.sum(2), roles[1][1]) for n, p in roles[1][0].items()}
     best = max(everything, key=lambda n: everything[n])
-    built = "TRAK, damping 0.1" if method.measure == "loss" else f"{type(method).__name__}, damping 0.1"
-    out: dict[str, Any] = {
-        "settings": everything,
-        "best": best,
-        "default": {"name": built, "lds": everything[built]},
-    }
+    out: dict[str, Any] = {"settings": everything, "best": best}
     for halves in HALVES:
-        out[str(halves)] = _draws(bank.masks, *roles, [c for c in names if c], halves)
+        out[str(halves)] = _draws(bank.masks, *roles, [c for c in names if c], halves, draws)
         shown = {k: v for k, v in out[str(halves)].items() if not isinstance(v, list)}
         print(f"{cell.name} {name}, {halves} halves: {shown}", flush=True)
     return out
 
 
 def _predictions(
-    cell: Cell, index: Index, folder: Any, role: str, masks: np.ndarray, curves: Any
+    cell: Cell, index: Index, folder: Path, role: str, masks: np.ndarray, curves: Any
 ) -> dict[str, np.ndarray]:
+    """Of the settings that the index does not refuse."""
     features = index.features(cell.queries(role), folder.with_name(f"{folder.name}-{role}.safetensors"))
     predictor = Predictor(index._state.scorer, features.features, features.digests, masks)
     stored = index._state.stored
-    return {
-        s.name: predictor.predict(s.method, s.terms(stored)).astype(np.float32)
-        for curve in curves
-        for s in curve
-    }
+    out = {}
+    for s in chain.from_iterable(curves):
+        with suppress(UndeError):  # a kernel beyond the memory budget, a damping that rounding decides
+            out[s.name] = predictor.predict(s.method, s.terms(stored)).astype(np.float32)
+    return out
 
 
 def _draws(
-    masks: np.ndarray, calibrate: Any, judge: Any, names: list[list[str]], halves: int
+    masks: np.ndarray, calibrate: Any, judge: Any, names: list[list[str]], halves: int, draws: int
 ) -> dict[str, Any]:
-    rows = [_draw(masks, calibrate, judge, names, halves, d) for d in range(DRAWS)]
+    rows = [_draw(masks, calibrate, judge, names, halves, d) for d in range(draws)]
     behind = np.array([r["behind"] for r in rows])
     gains = np.array([r["gain"] for r in rows])
     return {
