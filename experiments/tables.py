@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, extensions, labels, lds, settings, storage
+from experiments.pages import ablations, downstream, extensions, labels, lds, quality, settings, storage
 from experiments.pages import book as book_module
+from experiments.pages.bank_results import BANKS
 from experiments.pages.book import Book, command, table
 from experiments.shared.paths import HERE
 
@@ -36,6 +37,7 @@ PARTS: dict[str, Callable[..., str]] = {
     **extensions.PARTS,
     **settings.PARTS,
     **storage.PARTS,
+    **quality.PARTS,
     "lds_resnet": lambda book: lds.lds_table(book, "cifar10-resnet", "mnist-resnet"),
     "lds_vit": lambda book: lds.lds_table(book, "cifar10-vit", "mnist-vit"),
     "lds_language": lambda book: lds.lds_table(book, "wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),
@@ -76,7 +78,8 @@ def studies_table() -> str:
     for study in runner.studies().values():
         titles = {heading: re.sub(r" \((Table|Figure).*\)$", "", heading) for heading in shown_in(study)}
         links = ", ".join(f"[{title}](../docs/results.md#{anchor(h)})" for h, title in titles.items())
-        files = study.name + ("_{" + ", ".join(study.variants) + "}" if study.variants else "") + ".json"
+        variants = "*" if len(study.variants) > len(BANKS) else f"{{{', '.join(study.variants)}}}"
+        files = study.name + (f"_{variants}" if study.variants else "") + ".json"
         rows.append([study.paper or "not in the paper", f"`{command(study.name)}`", f"`{files}`", links])
     return table(["in the paper", "command", "results", "shown in"], rows)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from unde.ui.report.svg import ticks
@@ -11,6 +12,7 @@ TONES = ("#4878a8", "#d9822b", "#5a9e6f", "#b4556e", "#8a6fb0", "#8c8c5a")
 GREY, INK, GRID, PAPER = "#8a8a8a", "#222222", "#e4e4e4", "#ffffff"
 _LETTER = 6.0  # width of a letter of 11 px, generously
 Interval = tuple[float, float]  # mean, half width
+Point = tuple[float, float, str]  # x, y, what it is
 
 
 def bars(
@@ -179,6 +181,54 @@ def lines(
     rows = -(-len(panels) // columns)
     width = max(60 + (wide + 56) * min(columns, len(panels)), 30 + 120 * len(curves))
     return _svg(width, top + (high + 66) * rows, title, parts)
+
+
+def against(
+    series: Mapping[str, Sequence[Sequence[Point]]],
+    others: Sequence[Point],
+    *,
+    title: str,
+    words: Callable[[float], str],
+) -> str:
+    """Points over a logarithmic axis whose ticks are in `words`, joined by lines of which the first of each series is
+    dashed; `others` stand alone and are named."""
+    left, top, wide, high = 46.0, 30.0, 620.0, 330.0
+    every = [point for paths in series.values() for path in paths for point in path] + list(others)
+    low, far = min(x for x, _, _ in every) / 1.3, max(x for x, _, _ in every) * 1.3
+    least, most = min(0.0, *(y for _, y, _ in every)), 1.06 * max(y for _, y, _ in every)
+
+    def x(value: float) -> float:
+        return left + wide * math.log(value / low) / math.log(far / low)
+
+    def y(value: float) -> float:
+        return top + high * (most - value) / (most - least)
+
+    parts = [_text(8, 14, title)]
+    for tick in ticks(least, most):
+        parts += [
+            _line(left, y(tick), left + wide, y(tick), GRID),
+            _text(left - 6, y(tick) + 4, f"{tick:g}", "end"),
+        ]
+    for power in range(math.ceil(math.log10(low)), math.floor(math.log10(far)) + 1):
+        at = x(10.0**power)
+        parts += [
+            _line(at, top, at, top + high, GRID),
+            _text(at, top + high + 16, words(10.0**power), "middle"),
+        ]
+    for i, (name, paths) in enumerate(series.items()):
+        tone, height = (*TONES, INK)[i % (len(TONES) + 1)], top + 16 * i
+        parts += [_dot(left + wide + 16, height, tone), _text(left + wide + 26, height + 4, name)]
+        for path in paths:
+            for (a, b, _), (c, d, _) in zip(path, path[1:]):
+                parts.append(_line(x(a), y(b), x(c), y(d), tone, 1.6, dashed=path is paths[0]))
+            for a, b, note in path:
+                parts.append(_dot(x(a), y(b), tone, f"{name}, {note}: {b:.1f} at {words(a)}"))
+    for a, b, note in others:
+        parts += [
+            _box(x(a) - 4, y(b) - 4, 8, 8, GREY, f"{b:.1f} at {words(a)}"),
+            _text(x(a) + 7, y(b) + 4, note),
+        ]
+    return _svg(left + wide + 26 + max(map(len, series)) * _LETTER, top + high + 26, title, parts)
 
 
 def _shade(share: float) -> str:

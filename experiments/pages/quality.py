@@ -1,0 +1,132 @@
+"""LDS against bytes: the study `quality` over all banks, and other libraries on one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments import runner
+from experiments.pages import figures
+from experiments.pages.bank_results import BANKS
+from experiments.pages.book import NONE, Book, number, shown, table
+from experiments.shared.paths import HERE
+from experiments.studies import quality
+
+PEERS = HERE.parent / "benchmarks" / "results" / "quality_peers.json"
+BANK = "finetuned-gpt2"
+METHODS = ("TracIn", "TRAK, damping 0.1", "LoGRA, damping 0.1", "EKFAC, damping 0.1")
+USUAL = METHODS[-1]
+SHORT = ("kron(16)", "kron(64)", "factored(4)", "none")
+FAMILIES = (("kron(16)", "kron(64)"), ("factored(1)", "factored(4)", "factored(16)", "none"))
+
+
+def _found(book: Book, bank: str) -> dict[str, dict[str, Any]]:
+    """By features, of those that are there."""
+    return {
+        f: found
+        for variant, (of, f) in quality.MEASURED.items()
+        if of == bank and (found := book.get(f"quality_{variant}")) is not None
+    }
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else number(100 * value, 1)
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(980), _size(10192), _size(1325824)
+    ('980 B', '10.2 kB', '1.33 MB')
+    """
+    for unit in ("B", "kB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} MB"
+
+
+def quality_table(book: Book) -> str:
+    """A row for each bank and features."""
+    rows = []
+    for bank, setting in BANKS.items():
+        for features, r in _found(book, bank).items():
+            best = r["settings"][r["best"]]
+            chosen = [_percent(r[halves]["judged"]) for halves in ("8", "16")]
+            plain = [_percent(r["settings"].get(name)) for name in METHODS]
+            size = [_size(r["bytes"]), f"{r['seconds']['build']:.0f}"]
+            ends = f"{_percent(best)} ({r['best']})"
+            rows.append([setting.name, f"`{features}`", *size, *plain, *chosen, ends])
+    head = (
+        "bank | features | an example | build, s | TracIn | TRAK | LoGRA | EKFAC | chosen with 8 halves | with 16 | "
+        "best setting"
+    )
+    return table(head, rows)
+
+
+def quality_short(book: Book) -> str:
+    """LDS of EKFAC at damping 0.1, and chosen with 16 halves, where two kinds of features were measured."""
+    rows = []
+    for bank, setting in BANKS.items():
+        found = _found(book, bank)
+        if len(found) < 2 or bank in quality.DENOISERS:
+            continue
+        cells = [NONE if f not in found else _cell(found[f]) for f in SHORT]
+        rows.append([setting.name, *cells])
+    return table(["bank", *(f"`{f}`" for f in SHORT)], rows) if rows else quality_missing(book)
+
+
+def _cell(r: dict[str, Any]) -> str:
+    return f"{_percent(r['settings'].get(USUAL))} / {_percent(r['16']['judged'])} ({_size(r['bytes'])})"
+
+
+def quality_missing(book: Book) -> str:
+    lacking = {bank: [f for of, f in quality.MEASURED.values() if of == bank] for bank in BANKS}
+    lacking = {bank: [f for f in fs if f not in _found(book, bank)] for bank, fs in lacking.items()}
+    named = [f"{BANKS[bank].name} ({', '.join(fs)})" for bank, fs in lacking.items() if fs]
+    command = f"`{runner.command('quality')}` measures what is not there"
+    return f"Not measured ({command}): {'; '.join(named)}." if named else ""
+
+
+def _peers() -> dict[str, Any]:
+    return json.loads(Path(PEERS).read_text()) if PEERS.exists() else {"results": {}}
+
+
+def quality_peers(book: Book) -> str:
+    rows = []
+    for name, r in _peers()["results"].items():
+        s = r["seconds"]
+        cells = [f"{s['before queries']:.0f}" if s["before queries"] else NONE, f"{s['queries']:.0f}"]
+        rows.append([name, shown(r["lds"], digits=1), *cells, f"{r['bytes'] / 1e6:.0f} MB"])
+    head = ["", "LDS", "before queries, s", "250 queries, s", "kept"]
+    return table(head, rows) if rows else "Not measured: `python -m benchmarks.quality_peers`."
+
+
+def quality_figure(book: Book) -> str:
+    """Lines of projections (dashed) and of outer products for each bank, and peers as squares."""
+    series: dict[str, list[list[figures.Point]]] = {}
+    for bank, setting in BANKS.items():
+        found = _found(book, bank)
+        if bank in quality.DENOISERS or not found:
+            continue
+        points = {f: (r["bytes"], 100 * r["settings"][USUAL], f) for f, r in found.items()}
+        series[setting.name] = [[points[f] for f in family if f in points] for family in FAMILIES]
+    if not series:
+        return ""
+    n = next(iter(_found(book, BANK).values()))["examples"]
+    peers = [
+        (r["bytes"] / n, 100 * r["lds"]["mean"], name)
+        for name, r in _peers()["results"].items()
+        if not name.startswith("unde")
+    ]
+    title = "LDS (%) of EKFAC at damping 0.1 against bytes an example (dashed: projections)"
+    return book.figure("quality", figures.against(series, peers, title=title, words=_size), title)
+
+
+PARTS = {
+    "quality": quality_table,
+    "quality_short": quality_short,
+    "quality_missing": quality_missing,
+    "quality_peers": quality_peers,
+    "quality_figure": quality_figure,
+}
