@@ -48,6 +48,16 @@ def unde(cell: Any, folder: Path, projection: str) -> Found:
     return total, built - begun, _seconds() - built, kept
 
 
+def exact(cell: Any, folder: Path, _: str) -> Found:
+    import unde as library
+
+    begun = _seconds()
+    scores = library.attribute(
+        cell.model, cell.task(), cell.train(), cell.queries("eval"), memory="4GB", progress=False
+    )
+    return scores.total(), 0.0, _seconds() - begun, 0
+
+
 def kronfluence(cell: Any, folder: Path, rank: str) -> Found:
     import kronfluence as library
     from kronfluence.analyzer import Analyzer, prepare_model
@@ -96,7 +106,8 @@ def dattri(cell: Any, folder: Path, rank: str) -> Found:
     begun = _seconds()
     attributor = LoGraAttributor(
         AttributionTask(lambda model, batch, device: _total(task, model, batch), model, model.state_dict()),
-        layers, hessian="eFIM", device="cpu", proj_dim=int(rank) ** 2, offload="cpu", cache_dir=str(folder),
+        layers, hessian="eFIM", damping=0.1, device="cpu", proj_dim=int(rank) ** 2, offload="cpu",
+        cache_dir=str(folder),
     )  # fmt: skip
     attributor.cache(loaders[0])
     built, kept = _seconds(), 4 * attributor.total_proj_dim * len(loaders[0].dataset)
@@ -151,6 +162,7 @@ RUNS: dict[str, tuple[Callable[..., Found], str]] = {
     "unde factored(1)": (unde, "factored(1)"),
     "unde factored(4)": (unde, "factored(4)"),
     "unde none": (unde, "none"),
+    "unde, exact": (exact, ""),
     "kronfluence": (kronfluence, ""),
     "kronfluence, queries of rank 32": (kronfluence, "32"),
     "dattri LoGra, rank 16": (dattri, "16"),

@@ -107,11 +107,10 @@ def pages() -> list[Path]:
 def written(book: Book) -> dict[Path, str]:
     """Every file that `render` writes, and what it writes."""
     out = {RESULTS_PAGE: placed(TEMPLATE.read_text(), book)}
-    out |= {FIGURES / name: svg for name, svg in book.figures.items()}
     for path in pages():
         if path.exists():
             out[path] = filled(path.read_text(), book)
-    return out
+    return out | {FIGURES / name: svg for name, svg in book.figures.items()}
 
 
 def render(check: bool = False) -> list[Path]:

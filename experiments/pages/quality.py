@@ -54,7 +54,7 @@ def quality_table(book: Book) -> str:
             best = r["settings"][r["best"]]
             chosen = [_percent(r[halves]["judged"]) for halves in ("8", "16")]
             plain = [_percent(r["settings"].get(name)) for name in METHODS]
-            size = [_size(r["bytes"]), f"{r['seconds']['build']:.0f}"]
+            size = [_size(r["bytes"]), number(r["seconds"]["build"], 0)]
             ends = f"{_percent(best)} ({r['best']})"
             rows.append([setting.name, f"`{features}`", *size, *plain, *chosen, ends])
     head = (
@@ -94,7 +94,7 @@ def _peers() -> dict[str, Any]:
 
 def quality_peers(book: Book) -> str:
     rows = []
-    for name, r in _peers()["results"].items():
+    for name, r in sorted(_peers()["results"].items(), key=lambda item: item[1]["lds"]["mean"]):
         s = r["seconds"]
         cells = [f"{s['before queries']:.0f}" if s["before queries"] else NONE, f"{s['queries']:.0f}"]
         rows.append([name, shown(r["lds"], digits=1), *cells, f"{r['bytes'] / 1e6:.0f} MB"])
