@@ -6,6 +6,7 @@ import math
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -25,17 +26,18 @@ from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index.choice import MethodChoice, choose
 from unde.index.feature_runner import FeatureRunner
+from unde.index.shard_writer import PACKED_BYTES
 from unde.index.sizes import UNMEASURED, IndexSizes
 from unde.kernels.base import BoundKernel
 from unde.methods import Method
 from unde.parallel.model_transport import ModelInputs
 from unde.projection import WHOLE, Spec
 from unde.store import factored
+from unde.store.manifest import Manifest
 from unde.tasks.base import Task
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
 _LOOP = "one backward pass for each example"
-_SHARD_COPIES = 2  # of a shard in memory: computed, and packed
 
 
 @dataclass(frozen=True)
@@ -282,10 +284,7 @@ class _Job:
         index = files.index
         units = {u["name"]: u for u in index.units}
         if timing is not None:
-            whole = Spec.parse(str(self.method.projection)).kind in WHOLE  # packed pass by pass
-            each = index.codec.nbytes(1, index.columns) if whole else 4 * index.width
-            shard = each * min(sizes.examples, index.resolved.shard_size)
-            timing = replace(timing, memory=timing.memory + _SHARD_COPIES * shard)
+            timing = replace(timing, memory=timing.memory + _shard_memory(index))
         return Plan(
             model=type(sizes.model).__name__,
             dtype=str(next(sizes.model.parameters()).dtype).removeprefix("torch."),
@@ -350,13 +349,22 @@ class _Job:
         return Timing(pass_size, _routes(runner.coverage(0)), preparation, seconds, 0, 0)
 
 
+def _shard_memory(m: Manifest) -> int:
+    """Bytes of a shard beside its passes, computed and packed; whole gradients are packed by the group, and joined."""
+    rows = min(m.examples, m.resolved.shard_size)
+    if Spec.parse(str(m.method["projection"])).kind not in WHOLE:
+        return 2 * 4 * m.width * rows
+    joined = 4 * m.width * rows > max(PACKED_BYTES, 4 * m.width * m.resolved.pass_size)
+    copies = 2 if joined else 1 if m.store_dtype != "float32" else 0
+    return copies * m.codec.nbytes(rows, m.columns)
+
+
 def _seconds(run: FeaturePass, rows: Rows, pass_size: int) -> float:
     """Of one example in passes, data loading included; a first pass that is fast only warms up."""
     seconds, examples, warm = 0.0, 0, False
     for where in cycle(split_range(range(len(rows)), pass_size)):
         start = time.perf_counter()
-        for _ in run.over(rows.batches([where])):
-            pass
+        deque(run.over(rows.batches([where])), maxlen=0)  # no features stay while the next are computed
         taken = time.perf_counter() - start
         if not warm and taken < SECONDS:
             warm = True

@@ -192,7 +192,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32 * 28 * 28, 10))
 data = torch.randn(150, 3, 32, 32), torch.randint(10, (150,))
 given = model, unde.tasks.Classification(), data
-options = {"method": unde.methods.TracIn("kron(16)"), "memory": "400MB"}
+options = {"method": "tracin", "memory": "400MB"}
 if sys.argv[1] == "plan":
     plan = unde.Index.plan(*given, **options)
     print(plan.minutes * 60, plan.memory)
