@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from experiments import runner
@@ -17,7 +16,6 @@ PEERS = HERE.parent / "benchmarks" / "results" / "quality_peers.json"
 BANK = "finetuned-gpt2"
 METHODS = ("TracIn", "TRAK, damping 0.1", "LoGRA, damping 0.1", "EKFAC, damping 0.1")
 USUAL = METHODS[-1]
-SHORT = ("kron(16)", "kron(64)", "factored(4)", "none")
 FAMILIES = (("kron(16)", "kron(64)"), ("factored(1)", "factored(4)", "factored(16)", "none"))
 
 
@@ -66,14 +64,13 @@ def quality_table(book: Book) -> str:
 
 def quality_short(book: Book) -> str:
     """LDS of EKFAC at damping 0.1, and chosen with 16 halves, where two kinds of features were measured."""
-    rows = []
-    for bank, setting in BANKS.items():
-        found = _found(book, bank)
-        if len(found) < 2 or bank in quality.DENOISERS:
-            continue
-        cells = [NONE if f not in found else _cell(found[f]) for f in SHORT]
-        rows.append([setting.name, *cells])
-    return table(["bank", *(f"`{f}`" for f in SHORT)], rows) if rows else quality_missing(book)
+    found = {bank: _found(book, bank) for bank in BANKS if bank not in quality.DENOISERS}
+    found = {bank: r for bank, r in found.items() if len(r) > 1}
+    features = [f for f in quality.FEATURES if any(f in r for r in found.values())]
+    rows = [
+        [BANKS[bank].name, *(_cell(r[f]) if f in r else NONE for f in features)] for bank, r in found.items()
+    ]
+    return table(["bank", *(f"`{f}`" for f in features)], rows) if rows else quality_missing(book)
 
 
 def _cell(r: dict[str, Any]) -> str:
@@ -89,7 +86,7 @@ def quality_missing(book: Book) -> str:
 
 
 def _peers() -> dict[str, Any]:
-    return json.loads(Path(PEERS).read_text()) if PEERS.exists() else {"results": {}}
+    return json.loads(PEERS.read_text()) if PEERS.exists() else {"results": {}}
 
 
 def quality_peers(book: Book) -> str:

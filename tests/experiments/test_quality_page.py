@@ -49,7 +49,7 @@ def test_the_page_has_what_is_there_and_says_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "PEERS", tmp_path / "peers.json")
     book = Book(tmp_path)
     assert "| `kron(16)` | 10.2 kB | 35 | – | – | – | 21.4 | 21.4 | 22.4 |" in page.quality_table(book)
-    assert "21.4 / 22.4 (10.2 kB) | – | 57.2 / 58.2 (82.3 kB) | – |" in page.quality_short(book)
+    assert "| 21.4 / 22.4 (10.2 kB) | 57.2 / 58.2 (82.3 kB) |" in page.quality_short(book)
     missing = page.quality_missing(book)
     assert "fine-tuning, GPT-2-like (kron(64), factored(1), factored(16), none); CIFAR-2 (kron(16)" in missing
     seconds = {"before queries": 60.0, "queries": 20.0}
