@@ -13,6 +13,7 @@ import unde
 from oracles import slow_gradients
 from unde import UndeError
 from unde.data import Rows
+from unde.index.settings import list_settings
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.projection import feature_size
 from unde.tasks import Classification
@@ -205,3 +206,11 @@ def test_long_patches_have_the_basis_of_input_channels(tmp_path):
         g, w = whole.features(QUERIES).features[0], white.features(QUERIES).features[0]
         expected = toy.training(whole, whole.method).apply_kernel(0, g) @ g.T
     assert relative(w @ w.T, expected) < 2e-5
+
+
+def test_calibration_tries_methods_that_read_wide_gradients_once(tmp_path, whole):
+    families = {curve[0].family for curve in list_settings(toy.stored(whole))}
+    assert families > {"TRAK", "LoGRA", "EKFAC", "TracIn"}
+    with mock.patch("unde.index.settings.WIDE", 100):
+        wide = {curve[0].family for curve in list_settings(toy.stored(whole))}
+    assert wide == {f for f in families if not f.startswith(("TRAK", "LoGRA"))}

@@ -25,9 +25,10 @@ from unde.index.reader import FeatureSource, IndexReader
 from unde.index.scorer import Scorer
 from unde.index.state import IndexState
 from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
-from unde.projection import MATRICES, Spec
+from unde.projection import MATRICES, WHOLE, Spec
 
 DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # relative
+WIDE = 2**16  # whole gradients with more numbers than this, and than examples
 FEW_DAMPINGS = DAMPINGS[::2]  # for methods whose scores are no sums over groups: each costs all scores
 
 
@@ -71,15 +72,21 @@ def list_settings(stored: IndexReader) -> list[list[Setting]]:
 
 
 def _methods(stored: IndexReader, built: Method) -> list[Method]:
-    """One method for each curve, the one that the index was built for among them."""
+    """One method for each curve, the one that the index was built for among them.
+
+    TRAK and LoGRA read all whole gradients again for each damping where these are wide: they are left out there.
+    """
     if CUSTOM in built.describe() or built.measure != "loss" or built.steps > 1:
         return [built]
     projection = built.projection
     if isinstance(built, EKFAC) and built.whitened:
         return [replace(built, damping_scope=scope) for scope in ("layer", "model")]
-    found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal"), TRAK(projection)]
-    if Spec.parse(str(projection)).kind in MATRICES:
-        found.append(LoGRA(projection))
+    found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal")]
+    m, kind = stored.manifest, Spec.parse(str(projection)).kind
+    duals = kind in WHOLE and m.width > max(WIDE, m.examples)
+    found += [] if duals else [TRAK(projection)]
+    if kind in MATRICES:
+        found += [] if duals else [LoGRA(projection)]
         found += [EKFAC(projection)] if stored.manifest.factors else []
     found += [built] if type(built) not in {type(method) for method in found} else []
     return [variant for method in found for variant in _variants(stored, method)]
