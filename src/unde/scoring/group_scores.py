@@ -343,18 +343,33 @@ class GroupScores(Scores):
                     yield rows, q, parts @ w
             return
         seen = sizes or ScoreRange(len(self))
-        for block in query_blocks:  # training features are read once for each
-            factors = self._select_block(block).query_side.precondition(w)
-            for rows, blocks in self.train.runs():
-                for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.memory)):
-                    some = factors[:, q.start - block.start : q.stop - block.start]
-                    out = into[q, rows] if into is not None and self.method.linear else None
-                    linear = seen.update(q, _products(some, blocks, out))
-                    if not self.method.linear:
-                        linear = check_finite(self.finish(linear, w, q, rows), "scores")
-                    yield rows, q, linear
+        for block, factors, rows, blocks in self._facing(w, query_blocks):
+            for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.memory)):
+                some = factors[:, q.start - block.start : q.stop - block.start]
+                out = into[q, rows] if into is not None and self.method.linear else None
+                linear = seen.update(q, _products(some, blocks, out))
+                if not self.method.linear:
+                    linear = check_finite(self.finish(linear, w, q, rows), "scores")
+                yield rows, q, linear
         if sizes is None:
             self.check_underflow(seen, w)
+
+    def _facing(
+        self, w: Tensor, query_blocks: Sequence[slice]
+    ) -> Iterator[tuple[slice, Tensor, slice, list[Tensor]]]:
+        """(queries, what of them is multiplied, training examples, their features), for all pairs of blocks.
+
+        Where K acts on the training side, training features are read once, and weights are put on queries again for
+        each block. Else K is applied to each block of queries once, and training features are read for each.
+        """
+        if len(query_blocks) > 1 and self.train.kernel_blocks is None:
+            for rows, blocks in self.train.blocks():
+                for block in query_blocks:
+                    yield block, self._select_block(block).query_side.precondition(w), rows, blocks
+            return
+        for block in query_blocks:
+            factors = self._select_block(block).query_side.precondition(w)
+            yield from ((block, factors, rows, blocks) for rows, blocks in self.train.runs())
 
     def check_underflow(self, sizes: ScoreRange, w: Tensor) -> None:
         """Raise if scores are zero only because they are below the range of float32."""

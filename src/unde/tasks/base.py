@@ -89,7 +89,9 @@ class Batching:
 
 
 def with_batching(task: AnyTask, batching: Batching) -> AnyTask:
-    """A copy of the task with another batching."""
+    """A copy of the task with another batching; the task itself if it has this one."""
+    if batching is task.batching:
+        return task
     other = copy.copy(task)
     other.batching = batching
     return other
