@@ -223,10 +223,11 @@ def against(
                 parts.append(_line(x(a), y(b), x(c), y(d), tone, 1.6, dashed=path is paths[0]))
             for a, b, note in path:
                 parts.append(_dot(x(a), y(b), tone, f"{name}, {note}: {b:.1f} at {words(a)}"))
-    for a, b, note in others:
+    for i, (a, b, note) in enumerate(others):
+        crowded = any(abs(y(b) - y(d)) < 12 and abs(x(a) - x(c)) < 120 for c, d, _ in others[:i])
         parts += [
             _box(x(a) - 4, y(b) - 4, 8, 8, GREY, f"{b:.1f} at {words(a)}"),
-            _text(x(a) + 7, y(b) + 4, note),
+            _text(x(a) + 7, y(b) + (-8 if crowded else 4), note),
         ]
     return _svg(left + wide + 26 + max(map(len, series)) * _LETTER, top + high + 26, title, parts)
 
