@@ -28,7 +28,7 @@ from benchmarks.scoring import WIDTH, scored, write_index
 from unde import Index
 from unde.methods import TracIn
 
-ON, SWITCHES = "on", ("UNDE_ONEDNN", "UNDE_MALLOC")
+ON, SWITCHES = "on", ("UNDE_ONEDNN",)
 NAMES, TIMES, EXAMPLES, QUERIES, ROUNDS = ("gpt2", "resnet"), 4, 20_000, 1000, 9
 
 

@@ -19,7 +19,6 @@ from unde.index import pca
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
 from unde.kernels.base import Fitted, Moments, ParameterColumns
-from unde.malloc import keep_memory
 from unde.methods import Method
 from unde.store.manifest import Manifest
 
@@ -28,7 +27,6 @@ Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: goo
 _APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
 
 
-@keep_memory()
 def fit_to_gradients(
     method: Method, runner: FeatureRunner, rows: Rows, c: int, memory: int, kept: Kept | None = None
 ) -> Fitted:

@@ -19,7 +19,6 @@ from unde.fingerprints import to_signed
 from unde.gradients.feature_pass import split_range, torch_threads
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
-from unde.malloc import keep_memory
 from unde.parallel import Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.scoring.query_side import Run, join
@@ -111,7 +110,6 @@ class GradientStream:
             self.close()
             self._queries = None
 
-    @keep_memory()
     def put(self, c: int, s: int) -> None:
         """Compute job (c, s)."""
         rows, m = self.rows(s), self.runner.manifest

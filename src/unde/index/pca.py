@@ -21,7 +21,6 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import DAMPINGS, placement
 from unde.gradients.pca import compute_directions
 from unde.gradients.whitening import Statistics, fit_whitening
-from unde.malloc import keep_memory
 from unde.methods import EKFAC, Fisher, Method
 from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import Spec
@@ -144,7 +143,6 @@ def _directions(
     return directions.matrices | {PASSES: torch.tensor([directions.size, directions.rows or 0])}
 
 
-@keep_memory()
 def _whitening(
     inputs: BuildInputs, names: list[str], method: Method, memory: int, wanted: Manifest
 ) -> dict[str, Tensor]:

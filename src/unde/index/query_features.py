@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,6 @@ from torch import Tensor
 from unde.console import size
 from unde.errors import UndeError
 from unde.fingerprints import origins, to_digest, to_signed
-from unde.malloc import machine_memory
 from unde.store.files import CannotWrite
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -84,6 +84,14 @@ class QueryFeatures:
         sets = shard.get("members", torch.ones_like(shard["digest"])).tolist()
         digests = ["+".join(to_digest(int(d)) for d in one) for one in shard["digest"].split(sets)]
         return cls(index, shard["features"], shard["loss"], digests)
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def check_fits(queries: int, m: Manifest) -> None:

@@ -23,7 +23,6 @@ from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_ra
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import IndexReader, shard_bytes
-from unde.malloc import keep_memory
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
@@ -93,7 +92,6 @@ class ShardsFailed(UndeError):
     """Some shards failed repeatedly; the others are done, and the same call resumes."""
 
 
-@keep_memory()
 def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
     """Compute and write shard s under checkpoint c; the bytes do not depend on the process."""
     m, inputs = writer.manifest, writer.inputs
@@ -136,7 +134,7 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
     if progress:
         print_summary(writer.runner, count)
     writer.upcoming = jobs
-    with console.progress("features", count, progress, estimate="examples") as writer.advance, keep_memory():
+    with console.progress("features", count, progress, estimate="examples") as writer.advance:
         try:
             for _, s in executor.run(compute_shard, writer, jobs):
                 if not executor.in_process:
