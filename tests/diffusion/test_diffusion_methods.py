@@ -24,9 +24,9 @@ def kernel(phi, damping=0.1):
     return torch.linalg.inv(gram + damping * gram.diagonal().mean() * torch.eye(len(gram)))
 
 
-@pytest.fixture
-def setting(tmp_path):
-    model, task = toy(), Diffusion(ddpm(), timesteps=4)
+@pytest.fixture(params=["epsilon", "v_prediction"])
+def setting(tmp_path, request):
+    model, task = toy(), Diffusion(ddpm(prediction_type=request.param), timesteps=4)
     x, queries = images(N), images(Q, seed=5)
 
     def scores(method):
@@ -56,7 +56,7 @@ def das_parts(model, task, x, queries):
         start += p.numel()
         parts.append(q[:, c] @ transformed[:, c].T)
     h = (transformed * phi).sum(1)
-    r = task.measure(model, x, name="loss").double().detach()
+    r = task.measure(model, x, name="residual").double().detach()
     return torch.stack(parts, 2), r / (1 - h)
 
 

@@ -28,8 +28,12 @@ def by_hand(model, task, image, name, **given):
             target = task.scheduler.get_velocity(image[None], noise, when)
             a = task.scheduler.alphas_cumprod[t]
             predicted = a.sqrt() * out + (1 - a).sqrt() * noisy
-        loss = ((out - target) ** 2).mean()
-        measures = {"loss": loss, "residual": loss, "square": (predicted**2).mean(), "mean": predicted.mean()}
+        measures = {
+            "loss": ((out - target) ** 2).mean(),
+            "residual": ((predicted - noise) ** 2).mean(),
+            "square": (predicted**2).mean(),
+            "mean": predicted.mean(),
+        }
         values.append(measures[name])
     return torch.stack(values).mean()
 
@@ -45,17 +49,17 @@ def test_measures_are_means_over_timesteps(prediction, name, rows):
     torch.testing.assert_close(task.measure(model, x, name=name), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [2, 64])
+@pytest.mark.parametrize(("rows", "prediction"), [(2, "epsilon"), (64, "v_prediction")])
 @pytest.mark.parametrize(("method", "name"), [(TracIn, "loss"), (DTRAK, "square"), (DAS, "mean")])
-def test_features_are_gradients_of_the_mean(tmp_path, method, name, rows):
+def test_features_are_gradients_of_the_mean(tmp_path, method, name, rows, prediction):
     model, x = toy(), images(7)
-    task = Diffusion(ddpm(), timesteps=4, rows=rows)
+    task = Diffusion(ddpm(prediction_type=prediction), timesteps=4, rows=rows)
     index = index_of(model, task, x, tmp_path / "i", method=method(projection="none"), batch_size=3)
     for row, image in zip(stored(index).block(0, 0), x, strict=True):
         expected = gradient(model, by_hand(model, task, image, name))
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
     if method is DAS:
-        residual = torch.stack([by_hand(model, task, image, "loss") for image in x]).detach()
+        residual = torch.stack([by_hand(model, task, image, "residual") for image in x]).detach()
         torch.testing.assert_close(stored(index).values("beside")[:, 0], residual, rtol=1e-5, atol=1e-6)
 
 

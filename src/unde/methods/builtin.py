@@ -21,6 +21,7 @@ DEFAULT_DAMPING = 0.1  # damping of methods and tasks that DAMPINGS does not nam
 DAMPINGS: dict[str, dict[str, float]] = {
     "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
 }
+PAPER_DAMPINGS = (5e-3, 5e-2, 5e-1, 5.0, 50.0)  # absolute λ (relative=False) that the paper sweeps
 # Kind of task → method of method="auto", by its LDS on whole gradients: experiments/studies/quality.py
 CHOICES = {"language": "ekfac", "classification": "ekfac", "diffusion": "trak"}
 DEFAULT_METHOD = "ekfac"  # of other tasks

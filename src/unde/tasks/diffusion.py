@@ -6,7 +6,10 @@ For an image x, a timestep t and noise ε, the model sees x_t = √ᾱ_t x + √
     loss      mean (ε_θ(x_t, t) − ε)²     the simple loss (of v where the model predicts v)
     square    mean ε_θ(x_t, t)²           D-TRAK
     mean      mean ε_θ(x_t, t)            DAS
-    residual  as loss                     r of DAS
+    residual  mean (ε_θ(x_t, t) − ε)²     r of DAS
+
+ε_θ is what the prediction says about the noise, whatever the model predicts: √ᾱ_t v̂ + √(1 − ᾱ_t) x_t for a v̂, so that
+ε_θ − ε = √ᾱ_t (v̂ − v).
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Diffusion(Task):
     `rows` is how many noisy images one pass holds: of several timesteps of several examples. By default it is
     what fits into the memory budget of an index, and no more than is useful.
     """
+
+    version = 2  # 2: the residual is that of ε where the model predicts v
 
     def __init__(
         self,
@@ -89,13 +94,18 @@ class Diffusion(Task):
             return {name: torch.stack([p[name] for p in parts]).sum(0) for name in names}
         noisy, t = batch[PREPARED], batch["t"]  # (B, k, C, H, W), (B, k)
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
-        predicted = out  # ε̂
+        error = out - batch["target"]
+        predicted, residual = out, error  # ε̂, ε̂ − ε
         if self.prediction == "v_prediction":
             signal, spread = self.scales(t, noisy)
-            predicted = signal * out + spread * noisy
+            predicted, residual = signal * out + spread * noisy, signal * error
         share = t.shape[1] / batch["of"]  # of this pass in the mean over all timesteps
-        values = dict.fromkeys(("loss", "residual"), lambda: (out - batch["target"]).square())
-        values |= {"square": predicted.square, "mean": lambda: predicted}
+        values = {
+            "loss": error.square,
+            "square": predicted.square,
+            "mean": lambda: predicted,
+            "residual": residual.square,
+        }
         return {name: share * values[name]().flatten(1).mean(1) for name in names}
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], x: Tensor, t: Tensor) -> Tensor:
