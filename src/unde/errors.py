@@ -15,6 +15,10 @@ class BadExample(UndeError):
     """One example that cannot be used; it says nothing about the others."""
 
 
+class OtherIndex(UndeError):
+    """A folder holds an index of other inputs, other settings, or another release."""
+
+
 class NotRetrievable(UndeError):
     """Self-retrieval cannot be run on such training data."""
 

@@ -59,6 +59,9 @@ def build(
         str | None,
         option("which worker of how many, for array (default: from SLURM, PBS or torchrun)", metavar="3/64"),
     ] = None,
+    overwrite: Annotated[
+        bool, option("replace an index in --out of other data or settings", "--overwrite")
+    ] = False,
     config: Config = None,
 ) -> None:
     """Build an index: compute the gradient features of every training example and store them.
@@ -113,6 +116,7 @@ def build(
         memory=memory,
         seed=seed,
         on_bad=on_bad,
+        overwrite=overwrite,
     )
     index.close()
     project.memory.save(out)

@@ -112,7 +112,7 @@ def _check_target(path: Path, target: Any) -> None:
 
 def write_config(index: StorePath, settings: Mapping[str, Any]) -> None:
     """The file of an index. `settings` are all parameters of the build, as they came out; None is not written."""
-    left_out = _NEVER | _WHO | {"out"}
+    left_out = _NEVER | _WHO | {"out", "overwrite"}
     lines = [
         f"{name.replace('_', '-')} = {_toml(value)}\n"
         for name, value in settings.items()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
-from unde.errors import UndeError, unknown
+from unde.errors import OtherIndex, UndeError, unknown
 from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
@@ -46,6 +46,7 @@ from unde.store.locks import locked
 from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
+from unde.store.sync import delete_index
 from unde.tasks.base import Task
 
 EXACT = 2**28  # bytes up to which "auto" stores float32
@@ -73,6 +74,7 @@ class BuildSettings:
     second_moments: Any = None
     batch_size: int | None = None
     workers: int = 0  # processes that read the data
+    overwrite: bool = False
 
     def check(self, inputs: BuildInputs, method: Method) -> tuple[list[str], Groups, dict[str, Tensor]]:
         """The parameters, their groups and scales; raises for wrong settings before anything is written."""
@@ -105,12 +107,24 @@ def begin_index(
     method: Method,
     settings: BuildSettings,
 ) -> ShardWriter:
-    """Begin an index, or resume the one in the folder.
+    """Begin an index, or resume the one in the folder; with `overwrite` another one is replaced.
 
     Everything that the bytes of an index depend on is decided here and recorded before the first shard.
     """
+    try:
+        return _begin_or_resume(folder, inputs, method, settings)
+    except OtherIndex:
+        if not settings.overwrite:
+            raise
+    return _begin_or_resume(folder, inputs, method, settings, replacing=True)
+
+
+def _begin_or_resume(
+    folder: StorePath, inputs: BuildInputs, method: Method, settings: BuildSettings, replacing: bool = False
+) -> ShardWriter:
     names, partition, scales = settings.check(inputs, method)
-    existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
+    there = (folder / layout.MANIFEST).exists() and not replacing
+    existing = Manifest.read(folder) if there else None
     new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
     wanted = draft_manifest(
         method,
@@ -128,6 +142,9 @@ def begin_index(
         ids=ids_fingerprint(settings.ids),
         resolved=new if existing is None else existing.resolved,
     )
+    if existing is not None and settings.overwrite:  # before matrices are computed
+        later = {name: getattr(existing, name) for name in ("units", "matrices", "store_dtype")}
+        _refuse_other(folder, list_differences(existing, replace(wanted, **later)))
 
     def suspects() -> list[int]:
         return sorted({*evenly(len(inputs.rows), EXAMPLES), largest(inputs.rows)})
@@ -146,7 +163,7 @@ def begin_index(
             usual = choose_store_dtype(settings.scoring_method, wanted.examples, wanted.width, wanted.terms)
             wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
         if existing is None:
-            return _begin(folder, inputs, settings, wanted, units)
+            return _begin(folder, inputs, settings, wanted, units, replacing)
         return _resume(folder, inputs, settings, wanted, existing)
 
 
@@ -166,9 +183,14 @@ def draft_manifest(method: Method, task: Task, examples: int, groups: Groups, **
 
 
 def _begin(
-    folder: StorePath, inputs: BuildInputs, settings: BuildSettings, wanted: Manifest, units: list[Unit]
+    folder: StorePath,
+    inputs: BuildInputs,
+    settings: BuildSettings,
+    wanted: Manifest,
+    units: list[Unit],
+    replacing: bool,
 ) -> ShardWriter:
-    """Decide coverage, pass and shard sizes of a new index; write its manifest.
+    """Decide coverage, pass and shard sizes of a new index; write its manifest. An index in its place goes last.
 
     In an object store another process may begin the same index meanwhile: the first manifest counts.
     """
@@ -179,6 +201,8 @@ def _begin(
     manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
     writer.runner.units = units
+    if replacing:
+        delete_index(folder, keep=[layout.MATRICES] if wanted.matrices else [])
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     write_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids)
@@ -197,16 +221,20 @@ def _resume(
     differ = list_differences(existing, wanted)
     if not differ:  # else the probe may not even run
         differ = compare_task(writer.runner, inputs.rows)
-    if differ:
-        raise UndeError(
-            f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
-            "Choose another folder, or delete this one"
-        )
+    _refuse_other(folder, differ)
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if not is_valid_shard(probe_path(folder, existing), existing.id):
         write_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids, existing.generation)
     return writer
+
+
+def _refuse_other(folder: StorePath, differ: list[str]) -> None:
+    if differ:
+        raise OtherIndex(
+            f"{folder} already holds another index. What differs: {'; '.join(differ)}. Choose another folder, or "
+            "replace that index: overwrite=True, --overwrite on the command line"
+        )
 
 
 def choose_store_dtype(method: Method, examples: int, width: int, terms: int = 1) -> str:

@@ -145,9 +145,11 @@ def choose_for_build(
     memory: int,
     weighed: bool,
     alone: bool,
+    overwrite: bool,
 ) -> MethodChoice:
-    """The same for a build: "auto" is what an index in the folder has."""
-    before = Manifest.read(folder).method if exists(folder / layout.MANIFEST) else None
+    """The same for a build: "auto" is what an index in the folder has, unless that may be replaced."""
+    resumes = exists(folder / layout.MANIFEST) and not overwrite
+    before = Manifest.read(folder).method if resumes else None
     sizes = IndexSizes(
         inputs.model,
         inputs.task,

@@ -65,6 +65,7 @@ class Index(RetrievalIndex):
         executor: str | Executor = "serial",
         threads: int | None = None,
         recipe: str | Recipe | None = None,
+        overwrite: bool = False,
         progress: bool = True,
     ) -> Index:
         """Compute the features of a training set and store them; resume an index that was begun in `path`.
@@ -101,6 +102,8 @@ class Index(RetrievalIndex):
             threads: Threads of torch for each job; the last bits of features depend on their number.
             recipe: A function that returns the same `Setup`, as "my_project.setup:make", by which other processes make
                 the model. Models of transformers and diffusers need none.
+            overwrite: Whether to replace an index in `path` that was made from other inputs or settings, with its
+                calibration; the same index is resumed.
             progress: Whether to show what is built, and a bar.
 
         Returns:
@@ -118,6 +121,11 @@ class Index(RetrievalIndex):
             )
         rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
         folder, runs, model = place(path), get_executor(executor, threads=threads), unwrap_compiled(model)
+        if overwrite and not runs.exclusive:
+            raise UndeError(
+                "overwrite=True (--overwrite) with an array: its workers would delete the shards of one another. "
+                f"Delete {folder} before the jobs start"
+            )
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
@@ -132,6 +140,7 @@ class Index(RetrievalIndex):
             memory=parse_bytes(memory),
             weighed=second_moments is not None,
             alone=runs.exclusive,
+            overwrite=overwrite,
         )
         if progress:
             for line in choice.lines():
@@ -154,6 +163,7 @@ class Index(RetrievalIndex):
                 second_moments=second_moments,
                 batch_size=batch_size,
                 workers=num_workers,
+                overwrite=overwrite,
             )
             settings.check(inputs, choice.method)  # before a folder is made
             return cls(builder.build(folder, inputs, choice.method, settings, runs, progress))

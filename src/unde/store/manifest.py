@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from unde import projection
-from unde.errors import UndeError
+from unde.errors import OtherIndex, UndeError
 from unde.groups import Groups
 from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
@@ -246,14 +246,15 @@ class Manifest:
         if not isinstance(content, dict) or not {"schema", "id"} <= set(content):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
         if content["schema"] != SCHEMA:
-            raise UndeError(
+            raise OtherIndex(
                 f"{folder} was written with index schema {content['schema']}, this release reads {SCHEMA}: "
-                "rebuild it, or install the release of unde that wrote it"
+                "build it anew with overwrite=True (--overwrite), or install the release of unde that wrote it"
             )
         if content.get("projection_version") != projection.VERSION:
-            raise UndeError(
+            raise OtherIndex(
                 f"{folder} was projected with version {content.get('projection_version')} of the random "
-                f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
+                f"matrices, this release draws {projection.VERSION}: scores would be noise. Build the index "
+                "anew with overwrite=True (--overwrite)"
             )
         if content.pop("id") != _id(content):
             raise damaged(path, "its content does not match its id")

@@ -6,14 +6,14 @@ The manifest is copied first and claims the target, shards last: an index that c
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from unde import console
 from unde.errors import UndeError
 from unde.store import layout
-from unde.store.cache import download
+from unde.store.cache import delete, delete_folder, download
 from unde.store.files import clear_partial, create_bytes, read_start, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
@@ -75,6 +75,16 @@ def copy_file(content: bytes, target: StorePath) -> CopyCount:
     if target.read_bytes() != content:
         raise UndeError(f"{target} holds something else: choose another place, or delete it")
     return CopyCount(1, 1)
+
+
+def delete_index(folder: StorePath, keep: Collection[str] = ()) -> None:
+    """Delete all files of an index but its lock, what processes share, and those to `keep`; the manifest goes last."""
+    keep = {*keep, layout.LOCK, layout.SCRATCH, layout.MANIFEST}
+    for name in sorted(filter(layout.is_index_name, layout.list_names(folder))):
+        if name not in keep:
+            path = folder / name
+            (delete_folder if path.is_dir() else delete)(path)
+    delete(folder / layout.MANIFEST)
 
 
 def _order(name: str) -> tuple[bool, bool, bool, str]:
