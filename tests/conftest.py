@@ -21,8 +21,10 @@ LONG = [
 
 
 def pytest_collection_modifyitems(items):
-    rank = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
+    here = Path(__file__).parent
+    rank = {here / name: number for number, name in enumerate(LONG)}
+    last = here / "devices"  # a device is registered for the rest of the process
+    items.sort(key=lambda item: (last in item.path.parents, rank.get(item.path, len(LONG))))
 
 
 _modules = 0  # that were there when garbage was collected last

@@ -1,0 +1,28 @@
+"""The device that these tests run on: `UNDE_TEST_DEVICE`, or the pretended one."""
+
+import os
+
+import pretended_device
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device():
+    name = os.environ.get("UNDE_TEST_DEVICE", pretended_device.NAME)
+    if name != pretended_device.NAME:
+        return name
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch cannot make a device in Python")
+    pretended_device.register()
+    return name
+
+
+@pytest.fixture
+def pretended(device):
+    """The pretended device with its counts at zero."""
+    if device != pretended_device.NAME:
+        pytest.skip(f"nothing is counted on {device}")
+    for here in pretended_device.counts:
+        here.restart()
+    return pretended_device
