@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,20 +116,52 @@ class ImageFormat:
         ]
 
 
-def with_label(example: Any, label: int) -> Any:
-    """The same example, asked about under another label."""
+def with_label(example: Any, label: int, read: Callable[[Any], int | None] = lambda example: None) -> Any:
+    """The same example, asked about under another label. `read` tells the label of an example.
 
-    def like(old: Any) -> Any:
-        if isinstance(old, Tensor):
-            return torch.full_like(old, label)
-        return type(old)(label) if hasattr(old, "dtype") else label
-
-    key = next((k for k in ("labels", "label") if isinstance(example, Mapping) and k in example), None)
-    if key is not None:
-        return {**example, key: like(example[key])}
+    >>> with_label({"x": 2.5, "y": 1, "id": 7}, 3, lambda example: example["y"])
+    {'x': 2.5, 'y': 3, 'id': 7}
+    """
+    mapping = isinstance(example, Mapping)
+    usual = [k for k in ("labels", "label") if k in example] if mapping else []
     if isinstance(example, (tuple, list)) and len(example) == 2:
-        return type(example)([example[0], like(example[1])])
-    raise UndeError("this example has no label that could be another one")
+        usual = [1]
+    if usual:
+        return _relabel(example, usual[0], label)
+    keys = list(example) if mapping else range(len(example)) if isinstance(example, (tuple, list)) else []
+    for key in keys:  # the label is where another number is another label
+        if _is_number(example[key]):
+            number = int(example[key]) + 1
+            if read(_relabel(example, key, number)) == number:
+                return _relabel(example, key, label)
+    raise UndeError(
+        "this example has no label that could be another one: expected (inputs, label), or a dict with an entry that "
+        "the task reads as the label"
+    )
+
+
+def _relabel(example: Any, key: Any, label: int) -> Any:
+    old = example[key]
+    new = torch.full_like(old, label) if isinstance(old, Tensor) else label
+    new = (
+        type(old)(label)
+        if isinstance(old, np.generic)
+        else np.full_like(old, label)
+        if isinstance(old, np.ndarray)
+        else new
+    )
+    if isinstance(example, Mapping):
+        return {**example, key: new}
+    return type(example)([*example[:key], new, *example[key + 1 :]])
+
+
+def _is_number(x: Any) -> bool:
+    """Whether a value is one whole number."""
+    if isinstance(x, Tensor):
+        return x.numel() == 1 and not x.is_floating_point() and x.dtype != torch.bool
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.size == 1 and x.dtype.kind in "iu"
+    return isinstance(x, int) and not isinstance(x, bool)
 
 
 _NOWHERE = object()

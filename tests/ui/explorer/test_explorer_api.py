@@ -446,3 +446,44 @@ def test_baselines_that_are_refused(texts, pictures):
     said = {"answer": reverse["answer"], "baseline": "hidden-state similarity"}
     assert "baselines rank training examples" in pictures.job("/api/baseline", said)["error"]
     assert len(pictures.rank(reverse, baselines=["hidden-state similarity"])["rows"]) == 1
+
+
+class Records(tasks.Classification):
+    """A task of a user whose examples are dicts with names of their own."""
+
+    def split(self, batch):
+        return batch["pixels"], batch["digit"]
+
+
+def test_labels_of_any_name_in_dicts(tmp_path):
+    def records(n, seed):
+        x, y = pages.images(n, seed)
+        return [{"number": i, "digit": int(y[i]), "pixels": x[i]} for i in range(n)]
+
+    setup = Setup(pages.classifier(), Records(), records(40, 0), eval_queries=records(6, 2))
+    session = pages.session(setup, tmp_path)
+    row = setup.eval_queries[1]
+    answer = pages.ask(session, {"kind": "eval", "at": 1})
+    assert answer["asked"][0]["own"] == answer["asked"][0]["label"] == row["digit"]
+    assert session.train.entry(3)["label"] == str(setup.train_data[3]["digit"])
+    other = (row["digit"] + 1) % 4
+    found = session.answer(pages.ask(session, {"kind": "eval", "at": 1, "label": other})["answer"])
+    [expected] = session.index.score([row | {"digit": other}]).total()
+    assert torch.allclose(found.cache.total(torch.ones(3)), expected, rtol=1e-4)
+
+
+def test_the_query_just_asked_is_looked_at_from_the_other_side(classifier, monkeypatch):
+    monkeypatch.setattr("unde.ui.explorer.ranking.MOST", 2)
+    session = Session(classifier.index, classifier.setup)
+
+    def names(at):
+        pool = session.answer(session.influenced(at, {}, pages.quiet_job())["answer"]).of
+        return [pool.name(i) for i in range(len(pool))]
+
+    assert len(names(5)) == 2
+    own = session.roles["eval"].rows[3][1].item()
+    for question in ({"kind": "eval", "at": 3}, {"kind": "train", "at": 5}, {"kind": "train", "at": 6}):
+        pages.ask(session, question)
+    pages.ask(session, {"kind": "eval", "at": 3, "label": (own + 1) % 4})
+    expected = ["held-out query #3", "training example img-6", f"held-out query #3 as {(own + 1) % 4}"]
+    assert names(5)[2:] == expected

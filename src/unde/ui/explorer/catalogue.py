@@ -22,6 +22,7 @@ from unde.ui.report.example_view import (
     as_item,
     class_name,
     class_names,
+    class_number,
     label_of,
     show_diffusion,
     true_numbers,
@@ -85,7 +86,12 @@ class Catalogue:
         with _SHOWING:
             row = self.rows[at]
             item = as_example(self.setup, row, self.name(at), self.classes)
-            if self._true is None or int(self._true[at]) == label_of(row):
+            if item.label is not None and self._true is None:
+                return item
+            number = class_number(self.setup.task, self.rows, at)
+            if item.label is None:
+                item = replace(item, label=class_name(number, self.classes))
+            if self._true is None or int(self._true[at]) == number:
                 return item
             return replace(item, true_label=class_name(int(self._true[at]), self.classes), mislabelled=True)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from unde.setup import Setup
 from unde.tasks import Classification
 from unde.ui.explorer.catalogue import Catalogue, as_example, figure
 from unde.ui.explorer.jobs import BackgroundJob
-from unde.ui.report.example_view import label_of
+from unde.ui.report.example_view import class_number
 from unde.ui.report.items import Item
 from unde.ui.report.panels import predictions
 
@@ -130,19 +130,24 @@ class QueryBuilder:
         method.check_query(found.rows[0])
         return found
 
-    def recent(self, method: Method) -> list[ExplorerQuery]:
-        """Texts, pictures and prompts that were asked about as the method asks, in their order."""
-        journey, known = isinstance(method, JourneyTRAK), list(self._asked.values())
-        return [a for a in known if (a.header.question or {}).get("kind") in TYPED and a.journey == journey]
+    def recent(self, method: Method, but: Collection[tuple[str, int]] = ()) -> list[ExplorerQuery]:
+        """What was asked about as the method asks, in its order, `but` for these examples under their own label."""
+        journey, recent = isinstance(method, JourneyTRAK), []
+        for query in list(self._asked.values()):
+            header, question = query.header, query.header.question or {}
+            own = (question.get("kind"), question.get("at")) in but and header.label == header.own
+            if query.journey == journey and not own:
+                recent.append(query)
+        return recent
 
     def example(self, at: int) -> QueryHeader:
         """A training example, as what is asked about."""
         item = self.train.item(at)
-        own = label_of(self.train.rows[at])
         name, role = f"training example {item.name}", "training example"
-        return QueryHeader(
-            name, figure(item, role), own=int(own) if self.classifies and own is not None else None
-        )
+        return QueryHeader(name, figure(item, role), own=class_number(self.setup.task, self.train.rows, at))
+
+    def _class_of(self, example: Any) -> int | None:
+        return class_number(self.setup.task, self._as_rows([example]))
 
     def _rows(self, question: Question, journey: bool, job: BackgroundJob) -> tuple[Rows, list[str]]:
         kind, ask = question.kind, self.setup.ask
@@ -191,7 +196,7 @@ class QueryBuilder:
             )
         example, notes = self.likeness.fit(image)
         if self.classifies:
-            example = with_label(example, 0)  # whatever it is: the label asked about follows
+            example = with_label(example, 0, self._class_of)  # whatever it is: the label asked about follows
         return self._as_rows([example]), notes
 
     def _as_rows(self, data: Any) -> Rows:
@@ -210,11 +215,12 @@ class QueryBuilder:
             raise UndeError(f"unknown label {question.label}: expected 0 to {len(self.classes) - 1}")
         found = predictions(self.setup, rows)
         header.predicted = None if found is None else found[0]
-        own = label_of(rows[0]) if question.kind != "picture" else None
-        header.own = None if own is None else int(own)
+        header.own = self._class_of(rows[0]) if question.kind != "picture" else None
         header.label = next(x for x in (question.label, header.own, header.predicted, 0) if x is not None)
-        if header.label != own:
-            rows = self._as_rows([with_label(rows[i], header.label) for i in range(len(rows))])
+        if header.label != header.own:
+            rows = self._as_rows(
+                [with_label(rows[i], header.label, self._class_of) for i in range(len(rows))]
+            )
         return rows, header
 
     def _item(self, question: Question, rows: Rows) -> Item:

@@ -26,7 +26,7 @@ from unde.scoring import GroupScores
 from unde.scoring.train_features import SelectedFeatures
 from unde.ui.explorer.catalogue import Catalogue
 from unde.ui.explorer.jobs import BackgroundJob
-from unde.ui.explorer.query_builder import ExplorerQuery, QueryBuilder, concatenate
+from unde.ui.explorer.query_builder import TYPED, ExplorerQuery, QueryBuilder, concatenate
 from unde.ui.report.weights import block_names, short_names
 
 SLIDERS = 24  # more groups than this share sliders
@@ -184,11 +184,12 @@ class Pool:
         """What it is made of, beside the queries that do not change."""
         return [asked.key for asked in self.builder.recent(method)]
 
-    def build(self, method: Method, job: BackgroundJob) -> tuple[Catalogue, QueryFeatures, str]:
-        """What is ranked, its features, and what it is in words."""
-        builder, recent = self.builder, self.builder.recent(method)
+    def build(self, method: Method, at: int, job: BackgroundJob) -> tuple[Catalogue, QueryFeatures, str]:
+        """What is ranked for training example `at`, its features, and what it is in words."""
+        builder = self.builder
         stored = [(role, i) for role, some in builder.roles.items() for i in range(len(some))]
         chosen = [stored[i] for i in evenly(len(stored), MOST)] if stored else []
+        recent = builder.recent(method, {*chosen, ("train", at)})
         notes = [f"looked at {len(chosen)} of {len(stored):,} queries of the setup"] if chosen else []
         if not chosen and not recent:
             chosen = [("train", i) for i in evenly(len(builder.train), MOST)]
@@ -203,7 +204,10 @@ class Pool:
         for query in recent:
             assert query.features is not None
             rows.append(query.rows[0])
-            names.append(f"{query.header.name} {len(names) + 1}")
+            header, question = query.header, query.header.question or {}
+            asked_as = builder.classes[question["label"]] if builder.classes and "label" in question else None
+            name = f"{header.name} {len(names) + 1}" if question.get("kind") in TYPED else header.name
+            names.append(name if asked_as is None else f"{name} as {asked_as}")
             questions.append(query.header.question or {})
             parts.append(replace(query.features, digests=[""]))
         if recent:

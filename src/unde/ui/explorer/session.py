@@ -183,7 +183,7 @@ class Session:
         known = self._recall(key)
         if known is None:
             self.check_unchanged()
-            pool, features, note = self.pool.build(method, job)
+            pool, features, note = self.pool.build(method, at, job)
             job.tell("scoring")
             scores = select_example(self._score(features, method), at)
             asked = [ExplorerQuery(self.builder.example(at), None, [], Rows([self.train.rows[at]]))]

@@ -17,7 +17,7 @@ from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.index.labels import LabelPredictions, predict_labels
 from unde.setup import Setup
-from unde.tasks import Classification, Diffusion
+from unde.tasks import Classification, Diffusion, Task
 from unde.tasks.diffusion import decode
 from unde.ui.report.items import MAX_SIDE, Item
 from unde.ui.report.pixels import to_pixels
@@ -59,7 +59,7 @@ class ExampleView:
         """Training example i, with the true label where it is known to differ. Numbers are compared, not names."""
         if ("train", i) not in self._items:
             item = self._item(self.train, i, i if self.setup.ids is None else self.setup.ids[i])
-            if self.true is not None and int(self.true[i]) != self._label(self.train, i):
+            if self.true is not None and int(self.true[i]) != class_number(self.setup.task, self.train, i):
                 true = class_name(int(self.true[i]), self.classes)
                 item = replace(item, true_label=true, mislabelled=True)
             self._items["train", i] = item
@@ -103,18 +103,19 @@ class ExampleView:
             # A page of whole ones fills the memory.
             item = replace(item, image=to_pixels(item.image, MAX_SIDE))
         if item.label is None:
-            item = replace(item, label=class_name(self._label(rows, i), self.classes))
+            item = replace(item, label=class_name(class_number(self.setup.task, rows, i), self.classes))
         return item
 
-    def _label(self, rows: Rows, i: int) -> int | None:
-        """The class number that the task reads from an example, where `show` does not tell it."""
-        if not isinstance(self.setup.task, Classification):
-            return None
-        try:
-            label = self.setup.task.split(rows.batch([i]))[1]
-        except UndeError:
-            return None
-        return int(label) if isinstance(label, Tensor) and label.numel() == 1 else None
+
+def class_number(task: Task, rows: Rows, i: int = 0) -> int | None:
+    """The class that the task reads from an example; None where it reads none."""
+    if not isinstance(task, Classification):
+        return None
+    try:
+        label = task.split(rows.batch([i]))[1]
+    except UndeError:
+        return None
+    return int(label) if isinstance(label, Tensor) and label.numel() == 1 else None
 
 
 def show_diffusion(task: Diffusion) -> Show:
