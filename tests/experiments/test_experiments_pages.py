@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from experiments.pages import ablations, extensions, lds
+from experiments.pages import ablations, lds
 from experiments.pages.bank_results import BANKS
 from experiments.pages.book import Book, shown
 
@@ -66,14 +66,6 @@ STRENGTH["TRAK"] |= {
     "blocks": {"h.0": 0.1},
     "components": {"a": 0.1},
 }
-TRUST = {
-    "curves": {"TracIn": {"strengths": [0.1, 1.0], "before": [0.5, 0.1], "after": [0.7, 0.2]}},
-    "settings": {"TracIn": {"trust": 0.3, "lds": 0.05}, "TRAK, damping 1": {"trust": 0.4, "lds": 0.06}},
-    "spearman": 0.61,
-    "damping": {"TRAK": {"damping": 1.0, "difference": {"mean": -0.012, "ci95": 0.01, "ci95_total": 0.02}}},
-}
-RULES = [{"data set left out": "MNIST", "rule": "self-retrieval", "pooled": estimate(0.012), "better": 3,
-          "worse": 0, "same": 1}]  # fmt: skip
 
 
 @pytest.fixture
@@ -81,12 +73,9 @@ def book(tmp_path):
     files = {
         "lds_sotu-gpt2": LDS,
         "reliability_sotu-gpt2": RELIABILITY,
-        "other_draws_sotu-gpt2": SWEEP,
         "sensitivity_k_sotu-gpt2": SWEEP,
         "noise_sensitivity_sotu-gpt2": SWEEP,
         "group_strength_sotu-gpt2": STRENGTH,
-        "trust_mnist-resnet": TRUST,
-        "learning_rules": RULES,
     }
     for name, results in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({"results": results, "provenance": {}}))
@@ -169,18 +158,6 @@ def test_reliability_shows_what_is_known(book):
     assert text.count("not measured") == len(BANKS) - 1
 
 
-def test_other_draws_stand_beside_the_first(book):
-    text = section(book, "Other draws")
-    cut = (re.findall(r"[^|]+", line) for line in text.splitlines() if re.match(r"\| \d+ \|", line))
-    counted = {seed.strip(): [cell.strip() for cell in cells] for seed, *cells in cut}
-    assert counted["0"] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]  # what the study lds found
-    assert counted["1"] == ["1", "0", "0", "1", "1", "−5.00 ± 2.00"]
-    assert counted["5"] == ["1", "0", "1", "0", "0", "−0.50 ± 2.00"]
-    cells = ["+5.67 ± 1.00 (2.00)", "−5.00 ± 1.00 (2.00)", "−0.50 ± 1.00 (2.00)", "+5.00 ± 1.00 (2.00)"]
-    assert row(text, "GPT-2-like, TracIn")[1:] == cells
-    assert text.count("Not measured") == len(BANKS) - 1
-
-
 def test_every_section_says_what_is_not_measured(tmp_path):
     """Nothing is left out: an empty folder gives a page of commands, each of which there is."""
     empty = Book(tmp_path)
@@ -211,16 +188,6 @@ def test_figures_are_sound_and_shown_once(book):
         assert root.tag.endswith("svg") and "nan" not in svg
     strength = book.figures["strength-sotu-gpt2-groups.svg"]
     assert strength.count("<rect") >= 3 and "h.0.b: 1.00 %" in strength
-
-
-def test_trust_and_rules_are_shown(book):
-    told = section(book, "Trust curves")
-    assert row(told, "MNIST, ResNet |")[1:] == ["2", "0.61"]
-    assert row(told, "MNIST, ResNet, TRAK")[1:] == ["1", "−1.20 ± 1.00 (2.00)"]
-    assert "by −1.20 points" in told
-    assert row(extensions.learning_rules(book), "MNIST")[1:] == [
-        "self-retrieval", "+1.20 ± 1.00 (2.00)", "3", "1", "0"
-    ]  # fmt: skip
 
 
 def test_only_marked_places_are_filled(book):

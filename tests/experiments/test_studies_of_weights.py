@@ -1,6 +1,5 @@
 """The small mathematics of the weight studies: the reference, reliability, and rules left out."""
 
-import json
 import sys
 import types
 
@@ -8,9 +7,8 @@ import numpy as np
 import torch
 from experiments.shared import banks
 from experiments.shared.banks import Recipe
-from experiments.studies import calibration, learning_rules, query_agreement, reliability, rule_grid, trust
+from experiments.studies import calibration, reliability
 from experiments.studies import lds as lds_study
-from experiments.studies.query_agreement import agreeing
 from torch import nn
 
 from refusals import refused
@@ -89,30 +87,6 @@ def test_a_bank_of_other_seeds_has_the_same_subsets(monkeypatch):
     refused("no recipe for a bank 'toys-again'", banks.recipe, "toys-again")
 
 
-def test_the_rule_is_chosen_on_the_others(tmp_path, monkeypatch):
-    """A rule that is best where it is judged, and bad elsewhere, must not be taken there."""
-    monkeypatch.setattr(learning_rules, "RESULTS", tmp_path)
-    good = learning_rules.SHIPPED
-    other = good.replace("guard on", "guard off")
-    gains = {"mnist-resnet": (1, -5), "sotu-gpt2": (1, -5), "robots": (1, 9)}
-    for name, (a, b) in gains.items():
-        rules = {f"noise, {good}": {"mean": a, "ci95": 0.1}, f"noise, {other}": {"mean": b, "ci95": 0.1}}
-        result = {"results": {"TracIn": {"unweighted": 0, "found": {}, "rules": rules}}}
-        (tmp_path / f"rule_grid_{name}.json").write_text(json.dumps(result))
-    rows = learning_rules.run(None)
-    taken = {row["data set left out"]: row["pooled"]["mean"] for row in rows if "best" in row["rule"]}
-    assert taken.get("robots", 1) == 1  # not 9: elsewhere that rule is worse
-    assert [row["worse"] for row in rows] == [0] * len(rows)
-
-
-def test_agreement_favours_what_both_copies_share():
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(20, 50, 3, generator=generator) for _ in range(2))
-    b[:, :, 1] = a[:, :, 1]
-    w = agreeing(a, b)
-    assert w[1] > 2 * w[[0, 2]].max()
-
-
 def test_studies_that_read_the_inside_of_an_index(tmp_path):
     """Each of these calls what the package does not publish."""
     torch.manual_seed(0)
@@ -123,13 +97,7 @@ def test_studies_that_read_the_inside_of_an_index(tmp_path):
         methods={"TRAK": method},
         index_for=lambda method: index,
         queries=lambda role: queries,
-        learn_scores=lambda name: index.score(queries),
     )
-    assert 0 < trust._Copied(cell, method).trust(method) <= 1
-    grid = rule_grid._Grid(cell, "TRAK")
-    assert grid.weights(grid.kinds[0], 0.25, 0.1, 70, True).shape == (len(index.groups.names),)
-    a, b = query_agreement._both(cell, "TRAK", 0.2)
-    assert a.shape == b.shape == (query_agreement.QUERIES, 900, len(index.groups.names))
     masks = np.random.default_rng(0).random((8, 900)) < 0.5
     curves = list_settings(index._state.stored)
     found = calibration._predictions(cell, index, tmp_path / "index", "eval", masks, curves)
