@@ -68,6 +68,12 @@ def test_by_tensor_and_by_layer():
     assert groups.members == {"scale": ("scale",), **blocks, "head": ("head.weight",)}
 
 
+def test_a_bare_layer_is_one_group():
+    assert Groups.by_layer(nn.Linear(2, 3)).members == {"Linear": ("weight", "bias")}
+    only_scale = Groups.by_layer(Small(), exclude=["embed", "blocks", "head"])
+    assert only_scale.names == ("scale",)
+
+
 def test_by_layer_keeps_a_module_and_its_children_apart():
     class Holder(nn.Module):
         def __init__(self):

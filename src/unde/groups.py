@@ -119,13 +119,19 @@ class Groups:
             exclude: Regular expressions of parameters to leave out.
 
         Returns:
-            The groups, named by their module; a parameter of the model itself is a group of its own name.
+            The groups, named by their module. A parameter of the model itself is a group of its own name; a model
+            that is one layer is one group.
 
         >>> Groups.by_layer(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))).names
         ('0', '1')
+        >>> Groups.by_layer(nn.Linear(2, 3)).names
+        ('Linear',)
         """
         layers: dict[str, list[str]] = {}
-        for n in trainable(model, exclude):
+        names, bare = trainable(model, exclude), unwrap_compiled(model)
+        if not any("." in n for n, _ in bare.named_parameters()):
+            return cls({type(bare).__name__: tuple(names)})
+        for n in names:
             layers.setdefault(n.rpartition(".")[0] or n, []).append(n)
         return cls({k: tuple(v) for k, v in layers.items()})
 

@@ -227,6 +227,18 @@ def test_ids_move_with_their_examples(tmp_path):
     assert top.ids == [[names[i] for i in row] for row in want.topk(4).indices.tolist()]
 
 
+def test_a_document_is_removed_with_all_its_parts(tmp_path):
+    names = [f"doc-{i // 4}:{1 + i % 4}" for i in range(20)] + ["doc-1", "doc-1x:1"]
+    index = toy.build(tmp_path / "i", train_data=part(0, 22), ids=names)
+    index.remove(["doc-3", "doc-0:2"])
+    left = [n for n in names if not n.startswith("doc-3") and n != "doc-0:2"]
+    assert index.ids == left
+    index.remove(["doc-1"])  # the example of that name
+    assert index.ids == [n for n in left if n != "doc-1"]
+    with pytest.raises(UndeError, match=r"1 of the ids are not in the index: 'doc-9'"):
+        index.remove(["doc-9", "doc-4"])
+
+
 def test_the_data_of_the_index_follows(tmp_path):
     """What the index has at hand, and what it takes from data that still holds what was removed."""
     index = grown(tmp_path / "i", 22)

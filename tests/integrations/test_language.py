@@ -9,8 +9,9 @@ from hf_toy import CONTEXT, LINES, gpt2, gradient, index_of, save, tokenizer, wr
 
 import toy
 from refusals import refused
-from unde import UndeError
+from unde import Index, UndeError
 from unde.integrations.language import hf_setup, load_model
+from unde.scoring import documents
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,23 @@ def test_a_query_without_a_loss_is_named(tmp_path):
     asked = [{"input_ids": e["input_ids"], "labels": e["input_ids"].clone()} for e in setup.train_data]
     asked[1]["labels"][:] = -100
     refused(r"^query 1 has no target, so no loss", index.score, asked)
+
+
+def test_ids_of_texts_need_not_be_named(tmp_path):
+    setup = hf_setup(gpt2(), LINES[:3], tokenizer=tokenizer(), seq_len=8)
+    index = Index.build(
+        setup.model,
+        setup.task,
+        setup.train_data,
+        tmp_path,
+        method="tracin",
+        projection="kron(2)",
+        progress=False,
+    )
+    assert index.ids == list(setup.ids) and index.ids[0] == "0:1"
+    assert index.score([setup.train_data[0]]).top(2, by=documents(index.ids))
+    index.remove(["1"])
+    assert {name[0] for name in index.ids} == {"0", "2"}
 
 
 def test_what_is_shown_is_the_text(folder):

@@ -84,8 +84,9 @@ def remove(
     ids: Annotated[
         str,
         option(
-            "ids, or positions where the index has no ids: in a list, or a file with one on each line, a .csv or "
-            ".jsonl with a column id, such as the marks of the live page",
+            "ids, documents (doc-10 stands for doc-10:1, doc-10:2, …), or positions where the index has no ids: in a "
+            "list, or a file with one on each line, a .csv or .jsonl with a column id, such as the marks of the live "
+            "page",
             metavar="FILE|1,2,3",
         ),
     ],
@@ -103,6 +104,8 @@ def remove(
     Examples:
 
     `unde remove --index runs/idx --ids 17,42,108`
+
+    `unde remove --index runs/idx --ids doc-10,doc-11:2`, all parts of one text and part 2 of another
 
     `unde remove --index runs/idx --ids marks.csv --mark remove --mark "wrong label"`
     """

@@ -90,7 +90,7 @@ class Index(RetrievalIndex):
             device: Where to run the model; by default where it is.
             store_dtype: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or "auto": float32 up to
                 256 MiB, int8 beyond.
-            ids: The user's ids of the examples.
+            ids: The user's ids of the examples; by default those in `train_data.ids`, which texts have.
             disk: The budget in bytes that projection="auto" keeps to, such as "20GB".
             memory: The memory budget, such as "2GB".
             seed: Seeds the random projection.
@@ -306,7 +306,8 @@ class Index(RetrievalIndex):
         this cannot reach see docs/changing-indexes.md.
 
         Args:
-            ids: Ids of the examples; in an index without ids, their positions.
+            ids: Ids of the examples, or names of documents: "doc-17" stands for its parts "doc-17:1", "doc-17:2", …
+                In an index without ids, positions.
             indices: Positions of the examples, instead of ids.
 
         Raises:

@@ -201,9 +201,15 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
 
 
 def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
-    """The ids as plain values; raises unless there is one for each example."""
+    """The ids as plain values, by default those in `ids` of the data; raises unless there is one for each example."""
     if ids is None:
-        return None
+        ids = getattr(rows.data, "ids", None)
+        if (
+            not isinstance(ids, list)
+            or len(ids) != len(rows)
+            or not all(isinstance(i, (str, int)) for i in ids)
+        ):
+            return None
     values = plain_ids(ids)
     if len(values) != len(rows):
         raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")

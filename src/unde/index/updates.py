@@ -48,7 +48,8 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
     m = _check_changeable(state)
     given = state.inputs("appended examples go through the model")
     rows = Rows(data, state.collate or choose_collate(given.task.collate, data))
-    new_ids, digests = parse_ids(rows, ids), rows.digests()
+    new_ids = parse_ids(rows, ids) if state.ids is not None or ids is not None else None
+    digests = rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.earlier_commit is None:
@@ -163,16 +164,23 @@ def _check_new_ids(known: Sequence[Any] | None, new: list[Any] | None, count: in
 
 
 def _find_ids(ids: Sequence[Any], which: list[Any]) -> Tensor:
-    """(N,) bool"""
-    wanted = set(which)
-    unknown = wanted - set(ids)
+    """(N,) bool: the examples of these ids; the name of a document, "doc-10", stands for "doc-10:1", "doc-10:2", …"""
+    wanted, names = set(which), [_document(i) for i in ids]
+    documents = wanted - set(ids)
+    unknown = documents - set(names)
     if unknown:
         numbers = all(isinstance(i, int) for i in unknown)
         raise UndeError(
             f"{len(unknown)} of the ids are not in the index: {_some(sorted(unknown, key=str))}. Its ids are such as "
             f"{_some(ids)}{'; to remove by position, pass indices=' if numbers else ''}"
         )
-    return torch.tensor([i in wanted for i in ids])
+    return torch.tensor([i in wanted or name in documents for i, name in zip(ids, names)])
+
+
+def _document(example_id: Any) -> str | None:
+    """The document that an id such as "doc-10:3" names a part of."""
+    name, _, part = str(example_id).rpartition(":")
+    return name if part.isascii() and part.isdigit() else None
 
 
 def _find_positions(state: IndexState, which: list[Any]) -> Tensor:
