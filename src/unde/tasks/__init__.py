@@ -4,6 +4,7 @@ from unde.tasks.base import Task
 from unde.tasks.diffusion import Diffusion
 from unde.tasks.language import CausalLM, MaskedLM, Seq2SeqLM
 from unde.tasks.prediction import Classification, MultiLabel, Regression, TokenClassification
+from unde.tasks.preference import Preference, Reward
 
 __all__ = [
     "CausalLM",
@@ -11,7 +12,9 @@ __all__ = [
     "Diffusion",
     "MaskedLM",
     "MultiLabel",
+    "Preference",
     "Regression",
+    "Reward",
     "Seq2SeqLM",
     "Task",
     "TokenClassification",

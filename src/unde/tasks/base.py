@@ -30,7 +30,7 @@ from unde.tasks.perturb import InputNoise, Perturbation
 
 KINDS = {
     "classification": ("Classification", "MultiLabel", "TokenClassification"),
-    "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference"),
+    "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference", "Reward"),
 }
 _LONG = 64  # longer lists are stored as a digest
 _NO_SETTINGS = {"batching", "version"}  # `batching` changes no number, `version` has an entry
