@@ -151,6 +151,17 @@ def chat() -> dict[str, Any]:
     return {}
 
 
+def preferred() -> dict[str, Any]:
+    """The same, and pairs.jsonl."""
+    chat()
+    keys = ("prompt", "chosen", "rejected")
+    json_lines(
+        "pairs.jsonl",
+        [dict(zip(keys, (a[:12], a[12:], b[12:]))) for a, b in zip(LINES[:130], LINES[1:])],
+    )
+    return {}
+
+
 def both() -> dict[str, Any]:
     return {**project(), **language()}
 
@@ -287,6 +298,7 @@ WORLDS: dict[str, World] = {
     "docs/changing-indexes.md": World(changing),
     "docs/data.md": World(conversations),
     "docs/tutorials/chat-lora.md": World(chat),
+    "docs/trl.md": World(preferred),
     "docs/tutorials/diffusion.md": World(
         pictures, {"timesteps=20": "timesteps=2", "rank=16": "rank=2", "range(50)": "range(6)"}
     ),

@@ -19,6 +19,7 @@ from unde.cli.options import (
     ModelOptions,
     Queries,
     QueryField,
+    Span,
     Uncalibrated,
     WeightsFile,
     WorkerOptions,
@@ -55,6 +56,7 @@ def attribute(
         ),
     ] = None,
     query_field: QueryField = None,
+    span: Span = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
     top: Annotated[int, option("how many training examples for each query")] = 5,
@@ -98,7 +100,7 @@ def attribute(
     if model.target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and model.target is None else None)
-    project = Project(model, index=index, evaluate=texts, query_field=query_field)
+    project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     opened = None if index is None else project.index(index, worker.executor(), uncalibrated=uncalibrated)
     role = queries if queries and model.target is not None else "eval"
     if model.target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():

@@ -170,6 +170,13 @@ QueryField = Annotated[
     str | None, hf_option("field of the text in the queries (default: as --text-field)", metavar="NAME")
 ]
 
+Span = Annotated[
+    str | None,
+    hf_option(
+        "words of the query, as they are written there: ask why the model says just these", metavar="TEXT"
+    ),
+]
+
 
 # --- groups of options ----------------------------------------------------------------------------------
 
@@ -231,6 +238,8 @@ class ModelOptions:
             self.text_field,
             self.seq_len,
             target_field=getattr(self, "target_field", None),
+            loss_on=getattr(self, "loss_on", None),
+            beta=getattr(self, "beta", None),
             checkpoints=getattr(self, "checkpoints", None),
             trust_remote_code=self.trust_remote_code,
         )
@@ -258,6 +267,19 @@ class TrainingOptions(ModelOptions):
             "if there is a prompt)",
             metavar="NAME",
         ),
+    ] = None
+    loss_on: Annotated[
+        str | None,
+        hf_option(
+            "tokens of conversations, or of prompts with completions, that the training took a loss on: answers (the "
+            "default) or all (TRL's default for conversations)",
+            metavar="NAME",
+            autocompletion=one_of("answers", "all"),
+        ),
+    ] = None
+    beta: Annotated[
+        float | None,
+        hf_option("β of a training with DPO, on records with chosen and rejected answers (default: 0.1)"),
     ] = None
     checkpoints: Annotated[
         str | None,

@@ -20,6 +20,7 @@ from unde.integrations.diffusers import query_columns
 from unde.integrations.documents import Texts
 from unde.integrations.pictures import ImageFormat, decode_picture, with_label
 from unde.integrations.source import ModelSource
+from unde.integrations.spans import span_queries
 from unde.methods import JourneyTRAK, Method
 from unde.parallel import SERIAL, Executor
 from unde.scoring import GroupScores
@@ -42,6 +43,7 @@ class Project:
         learn: Texts of queries to learn from; for Hugging Face models, whose setup has none.
         evaluate: Texts of queries to ask about, likewise.
         query_field: The field of the text in files of queries.
+        span: Words of the queries to evaluate; the loss is on these alone.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Project:
         learn: Texts | None = None,
         evaluate: Texts | None = None,
         query_field: str | None = None,
+        span: str | None = None,
     ) -> None:
         target, source = model.target, model.source()
         texts = source.text_options
@@ -75,6 +78,8 @@ class Project:
             self.source = replace(
                 complete, seq_len=getattr(self.setup.train_data, "length", complete.seq_len)
             )
+        if span is not None and self.setup.eval_queries is not None:
+            self.setup = replace(self.setup, eval_queries=span_queries(self.setup, span))
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:

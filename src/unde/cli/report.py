@@ -17,6 +17,7 @@ from unde.cli.options import (
     NoTrust,
     Queries,
     QueryField,
+    Span,
     Uncalibrated,
     WeightsFiles,
     join_names,
@@ -66,6 +67,7 @@ def report(
         path_option("the ranking of --labels of all examples", "--csv", metavar="FILE", panel=LABELS),
     ] = None,
     query_field: QueryField = None,
+    span: Span = None,
     out: Annotated[Path, path_option("the page to write", "--out")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
@@ -102,7 +104,7 @@ def report(
     _check(labels, query, queries, csv, by)
     model = model.remembered(index)
     texts = (queries or query) if model.target is None else None
-    project = Project(model, index=index, evaluate=texts, query_field=query_field)
+    project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
     if labels:
         classifier(project.setup.task)  # refused before anything is computed

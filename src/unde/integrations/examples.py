@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unde import console
-from unde.errors import UndeError, explain
+from unde.errors import UndeError, explain, unknown
 from unde.integrations.documents import (
     Record,
     Texts,
@@ -31,6 +31,7 @@ from unde.tasks.tokens import IGNORE
 MESSAGES, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
 _ALWAYS = {"id", "tools"}  # fields that are always read
 ASSISTANT = "assistant"
+ANSWERS, ALL = LOSS_ON = ("answers", "all")  # tokens that carry loss
 MaskedTokens = tuple[list[int], list[bool]]  # tokens, and which of them carry loss
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -42,20 +43,23 @@ def causal_examples(
     rows: int,
     text_field: str | None = None,
     target_field: str | None = None,
+    loss_on: str = ANSWERS,
 ) -> TextSequences:
     """The training sequences of a causal language model.
 
     What is not said is read off the fields: `messages`, `prompt` and `completion`, or else `text`. With a target the
-    loss is on the target alone, in conversations on what the assistant says, in texts on everything. `rows` is how
-    many tokens the model knows.
+    loss is on the target alone, in conversations on what the assistant says, in texts on everything; with
+    loss_on="all" it is on all tokens. `rows` is how many tokens the model knows.
     """
+    if loss_on not in LOSS_ON:
+        raise unknown("loss_on", loss_on, LOSS_ON)
     text, target = fields_of(source, text_field, target_field)
     columns = columns_of(source)
     first = next(read_records(source, (text,)), None) if text in columns else None
     if target is None and not (first and isinstance(first.fields.get(text), list)):
         sequences = TextSequences(source, tokenizer, length, rows, text)
     else:
-        sequences = AnswerSequences(source, tokenizer, length, rows, text, target)
+        sequences = AnswerSequences(source, tokenizer, length, rows, text, target, loss_on)
     ignored = [repr(name) for name in columns if name not in {text, target, *_ALWAYS}]
     if ignored:
         verb = "is" if len(ignored) == 1 else "are"
@@ -100,6 +104,7 @@ class AnswerSequences(TextSequences):
         rows: int,
         text: str,
         target: str | None = None,
+        loss_on: str = ANSWERS,
     ) -> None:
         check_length(length)
         self.length, self.ids = length, list[str]()
@@ -107,10 +112,12 @@ class AnswerSequences(TextSequences):
         for record in read_records(source, [name for name in (text, target, "tools") if name]):
             field_of(record, text)
             if target is None:
-                ids, has_loss = conversation(record, text, tokenizer)
+                ids, has_loss = conversation(record, text, tokenizer, loss_on)
             else:
                 field_of(record, target, "the target", "--target-field")
                 ids, has_loss = completion(record, (text, target), tokenizer)
+            if loss_on == ALL:
+                has_loss = [True] * len(ids)
             if not any(has_loss[1:]):
                 raise UndeError(
                     f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out"
@@ -129,7 +136,7 @@ class AnswerSequences(TextSequences):
             raise UndeError(f"{source_name(source)} holds no record with an answer: expected at least one")
         self.tokens, self.counts = np.concatenate(tokens), np.concatenate(counts)
         self.stops = np.cumsum([len(x) for x in tokens])
-        _note_loss(source, tokenizer, target, length, long, dropped)
+        _note_loss(source, tokenizer, target, loss_on, length, long, dropped)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = super().__getitem__(index)["input_ids"]
@@ -138,9 +145,11 @@ class AnswerSequences(TextSequences):
 
 
 def _note_loss(
-    source: Texts, tokenizer: Any, target: str | None, length: int, long: int, dropped: int
+    source: Texts, tokenizer: Any, target: str | None, loss_on: str, length: int, long: int, dropped: int
 ) -> None:
-    if target is not None:
+    if loss_on == ALL:
+        how = "the loss is on all tokens"
+    elif target is not None:
         how = f"the loss is on {target!r} alone"
     elif marks_answers(tokenizer):
         how = "the loss is on the assistant's turns, as the chat template marks them"
@@ -182,9 +191,12 @@ def messages_of(value: Any, where: str, what: str) -> list[dict[str, Any]]:
     return out
 
 
-def conversation(record: Record, field: str, tokenizer: Any) -> MaskedTokens:
-    """The tokens of a record's messages through the chat template, with a loss on the assistant's turns alone."""
+def conversation(record: Record, field: str, tokenizer: Any, loss_on: str = ANSWERS) -> MaskedTokens:
+    """The tokens of a record's messages through the chat template, with a loss on the assistant's turns, or on all."""
     messages = messages_of(record.fields.get(field), record.where, repr(field))
+    if loss_on == ALL:
+        text = _renderer(record, tokenizer)(messages, False)
+        return _tokens(tokenizer, text, [(0, len(text))], special=False)
     if not any(m["role"] == ASSISTANT for m in messages):
         roles = ", ".join(dict.fromkeys(repr(m["role"]) for m in messages))
         raise UndeError(
@@ -282,7 +294,7 @@ def _answer_start(
     if before[-1]["role"] == ASSISTANT:
         return len(closed)
     # A header may promise what this answer does not have, such as room for thoughts: as far as they agree.
-    return max(len(closed), _common_prefix(render(before, True), text))
+    return max(len(closed), common_prefix(render(before, True), text))
 
 
 def _answer_stop(record: Record, message: dict[str, Any], start: int, alone: str, text: str) -> int:
@@ -306,7 +318,7 @@ def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bo
     counts = [False] * len(tokens)
     for start, stop in spans:
         first, last = (
-            _common_prefix(
+            common_prefix(
                 tokens, tokenizer(text[:end], add_special_tokens=special, verbose=False)["input_ids"]
             )
             for end in (start, stop)
@@ -316,7 +328,7 @@ def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bo
     return tokens, counts
 
 
-def _common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How long the beginning is that both have."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 

@@ -15,13 +15,14 @@ from unde.errors import UndeError, explain
 from unde.integrations import model_types as kinds
 from unde.integrations import require
 from unde.integrations.documents import SUFFIXES, Texts, TextSequences, check_file, pieces
-from unde.integrations.examples import causal_examples
+from unde.integrations.examples import ANSWERS, causal_examples
 from unde.integrations.labelled import LabelledExamples, RecordReader, classified, tagged, translations
 from unde.integrations.model_types import predictor
+from unde.integrations.preferences import LENGTH, holds_pairs, pair_pieces, read_pairs
 from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.files import read_json
-from unde.tasks import Classification, Task
+from unde.tasks import Classification, Preference, Reward, Task
 from unde.tasks.tokens import text_config, token_limits
 
 SEQ_LEN = 512
@@ -51,6 +52,8 @@ def hf_setup(
     query_field: str | None = None,
     tokenizer: Any = None,
     trust_remote_code: bool = False,
+    loss_on: str = ANSWERS,
+    beta: float = 0.1,
 ) -> Setup:
     """Everything unde needs to know about a language model and its training texts.
 
@@ -67,7 +70,12 @@ def hf_setup(
     or else by its line. A record is a `text`, a conversation (`messages`, through the tokenizer's chat template, with a
     loss on what the assistant says), or a `prompt` with its `completion`, which alone has a loss. Other names are given
     as `text_field` and `target_field`, that of queries as `query_field`. Code that comes with a model is run with
-    `trust_remote_code=True` alone, and pickles are never loaded.
+    `trust_remote_code=True` alone, and pickles are never loaded. With loss_on="all" conversations and prompts carry
+    loss on all tokens, which is TRL's default for conversations.
+
+    Records with `chosen` and `rejected` answers (see `read_pairs`) are those of a reward model, `Reward`, if the model
+    classifies texts, and else of DPO with `beta`, `Preference`; then they need reference log-probabilities
+    (`add_reference`). Queries may be pairs or texts.
     """
     for texts in (data, learn_queries, eval_queries):
         if isinstance(texts, (str, os.PathLike)):
@@ -87,13 +95,16 @@ def hf_setup(
     config = text_config(loaded)
     if kind is kinds.SEQUENCE and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = tokenizer.pad_token_id  # by which it tells where a text ends
-    task = kinds.task_for(kind, loaded, tokenizer)
+    paired = kind in (kinds.CAUSAL, kinds.SEQUENCE) and holds_pairs(data)
+    rewarded = paired and kind is kinds.SEQUENCE
+    pair_task = Reward() if rewarded else Preference(beta)
+    task = pair_task if paired else kinds.task_for(kind, loaded, tokenizer)
     rows, context = _rows(loaded, tokenizer, name), token_limits(loaded)[1]
     if seq_len is not None and seq_len > context:
         raise UndeError(
             f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
         )
-    length = min(SEQ_LEN, context) if seq_len is None else seq_len
+    length = min(LENGTH if paired else SEQ_LEN, context) if seq_len is None else seq_len
     classes = getattr(config, "label2id", None) or {}
     says = predictor(loaded, task, length)
 
@@ -102,8 +113,10 @@ def hf_setup(
     ) -> TextSequences | LabelledExamples:
         if kind is kinds.MASKED:
             return TextSequences(texts, tokenizer, length, rows, text or "text", framed=True)
+        if paired and (rewarded or holds_pairs(texts)):
+            return read_pairs(texts, tokenizer, length, rewarded, rows)
         if kind is kinds.CAUSAL:
-            return causal_examples(texts, tokenizer, length, rows, text, target)
+            return causal_examples(texts, tokenizer, length, rows, text, target, loss_on)
         reader = RecordReader(tokenizer, length, rows, says if asked else None)
         if kind is kinds.SEQ2SEQ:
             return translations(texts, reader, text, target)
@@ -129,7 +142,14 @@ def hf_setup(
     names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)  # the last has a loss
 
     def show(example: Any) -> str:
+        if "chosen_ids" in example:
+            return "".join(pair_pieces(tokenizer, example))
         return " → ".join(tokenizer.decode(example[n].tolist(), skip_special_tokens=True) for n in names)
+
+    def show_pieces(example: Any) -> list[str]:
+        if "chosen_ids" in example:
+            return pair_pieces(tokenizer, example)
+        return pieces(tokenizer, example[names[-1]].tolist())
 
     return Setup(
         loaded,
@@ -138,7 +158,7 @@ def hf_setup(
         learn_queries=queries(learn_queries),
         eval_queries=queries(eval_queries),
         show=show,
-        pieces=lambda example: pieces(tokenizer, example[names[-1]].tolist()),
+        pieces=show_pieces,
         ids=train.ids,
         ask=Ask(text=lambda text: queries([text])),
     )

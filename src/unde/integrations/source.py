@@ -42,15 +42,17 @@ class ModelSource:
     target: str | None = None
     target_field: str | None = None
     checkpoints: str | None = None  # a folder of them; with either way of naming a model
+    loss_on: str | None = None
+    beta: float | None = None
     trust_remote_code: bool = False  # never stored
 
     @property
-    def options(self) -> dict[str, str | int]:
+    def options(self) -> dict[str, str | float]:
         """The fields that are set and may be stored."""
         return {k: v for k, v in asdict(self).items() if k != _TRUST and v is not None}
 
     @property
-    def text_options(self) -> dict[str, str | int]:
+    def text_options(self) -> dict[str, str | float]:
         """The options of a Hugging Face model and its texts."""
         return {k: v for k, v in self.options.items() if k not in ("target", "checkpoints")}
 
@@ -221,6 +223,7 @@ def _read(index: StorePath) -> ModelSource:
         settings = read_json(path, _LONGEST)
         check_settings(settings)
         source = ModelSource(**{k: v for k, v in settings.items() if k in names})
-        if not all(type(v) is (int if k == "seq_len" else str) for k, v in source.options.items()):
+        types = {"seq_len": int, "beta": float}
+        if not all(type(v) is types.get(k, str) for k, v in source.options.items()):
             raise TypeError("a value of another type")
     return source

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from unde.errors import UndeError, require_positive
 from unde.integrations.language import hf_setup
+from unde.integrations.preferences import add_reference, read_pairs
+from unde.integrations.spans import span_queries
 from unde.integrations.trainer import RECORDED, read_entries, recorded
 from unde.store.files import PARTIAL, write_atomically
 
@@ -20,7 +22,7 @@ try:
 except ImportError:
     raise UndeError("this needs transformers: pip install 'unde[hf]'") from None
 
-__all__ = ["CheckpointRecorder", "hf_setup", "recorded"]
+__all__ = ["CheckpointRecorder", "add_reference", "hf_setup", "read_pairs", "recorded", "span_queries"]
 
 
 class CheckpointRecorder(TrainerCallback):
