@@ -1,0 +1,199 @@
+"""Devices of any kind that torch knows: what is free there, what they lack, and how to wait for them.
+
+Everything that differs between CUDA, ROCm, XPU, MPS and backends of others is here; no other module asks for one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from unde.errors import UndeError
+
+CPU = torch.device("cpu")
+SHARE = 0.8  # of the free memory of a device is the default budget
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where to compute, and how many bytes that may take there besides what is there already."""
+
+    device: torch.device
+    memory: int
+
+
+def budget(device: torch.device, memory: int, device_memory: int | None = None, sharing: int = 1) -> Compute:
+    """The device with a budget: on the CPU `memory`, elsewhere `device_memory`, by default 80 % of what is free now.
+
+    `sharing` workers use the device at once.
+    """
+    if device.type == "cpu":
+        return Compute(device, memory)
+    if device_memory is None:
+        free = free_memory(device)
+        if free is not None and free <= 0:
+            raise no_memory(device)
+        device_memory = memory if free is None else int(SHARE * free)
+    return Compute(device, max(1, device_memory // sharing))
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device of this name, tried out.
+
+    Raises:
+        UndeError: There is no such device here, or no memory is left on it.
+
+    >>> find_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except torch.OutOfMemoryError:
+        raise no_memory(torch.device(name)) from None
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        here = ", ".join(["cpu", *(f"{kind}:{i}" for kind in kinds() for i in range(count(kind)))])
+        first = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise UndeError(f"cannot use the device {str(name)!r} ({first}). Devices here: {here}") from None
+    if device.type == "meta":
+        raise UndeError(
+            "cannot use the device 'meta': it holds no numbers. Name one that computes, such as 'cpu'"
+        )
+    return device
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter, where features are gathered.
+
+    Raises:
+        UndeError: A parameter is not in memory.
+    """
+    parameters = dict(model.named_parameters())
+    for name, p in parameters.items():
+        if p.is_meta:
+            raise UndeError(
+                f"parameter {name!r} is not in memory but on the meta device, offloaded or never filled: load the "
+                "weights, with a device_map that keeps them on devices"
+            )
+    return next((p.device for p in parameters.values()), CPU)
+
+
+def no_memory(device: torch.device) -> UndeError:
+    return UndeError(
+        f"no memory is left on {device}: end what else runs there, or name another device with device="
+    )
+
+
+def kinds() -> list[str]:
+    """The kinds of accelerators that this torch can use here."""
+    found = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: None)()
+    candidates = ["cuda", "xpu", "mps"] if found is None else [found.type]
+    return [kind for kind in candidates if count(kind)]
+
+
+def count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    module = _module(kind)
+    return module.device_count() if module is not None and module.is_available() else 0
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken on a device; None on the CPU, and where the backend does not tell."""
+    module = None if device.type == "cpu" else _module(device.type)
+    if module is None:
+        return None
+    if device.type == "mps":
+        return module.recommended_max_memory() - module.current_allocated_memory()
+    if not hasattr(module, "mem_get_info"):
+        return None
+    cached = 0  # what torch holds, and gives out again
+    if hasattr(module, "memory_reserved"):
+        cached = module.memory_reserved(device) - module.memory_allocated(device)
+    return module.mem_get_info(device)[0] + cached
+
+
+def release_cache(device: torch.device) -> None:
+    """Give back the memory that torch holds but does not use."""
+    module = None if device.type == "cpu" else _module(device.type)
+    getattr(module, "empty_cache", lambda: None)()
+
+
+def supports_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64: MPS and some of XPU do not."""
+    if device.type == "xpu":
+        return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
+    try:
+        torch.empty(1, device=device, dtype=torch.float64)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def double_device(device: torch.device) -> torch.device:
+    """Where float64 is computed: there if it can be, else on the CPU."""
+    return device if supports_float64(device) else CPU
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has computed, and copied, all that it was asked to."""
+    module = None if device.type == "cpu" else _module(device.type)
+    if module is not None:
+        module.synchronize() if device.type == "mps" else module.synchronize(device)
+
+
+def random_states() -> list[tuple[str, int, torch.Tensor]]:
+    """The states of the random number generators of all accelerators in use."""
+    found = list[tuple[str, int, torch.Tensor]]()
+    for kind in kinds():
+        module = _module(kind)
+        if kind == "mps":
+            found.append((kind, 0, module.get_rng_state()))
+        elif getattr(module, "is_initialized", lambda: True)():
+            found += [(kind, i, module.get_rng_state(i)) for i in range(count(kind))]
+    return found
+
+
+def set_random_states(states: list[tuple[str, int, torch.Tensor]]) -> None:
+    for kind, i, state in states:
+        module = _module(kind)
+        module.set_rng_state(state) if kind == "mps" else module.set_rng_state(state, i)
+
+
+@contextmanager
+def without_cudnn() -> Generator[None]:
+    """Inside, layers do not come from cuDNN, whose recurrent ones refuse backward in eval mode."""
+    cudnn: Any = torch.backends.cudnn
+    before, cudnn.enabled = cudnn.enabled, False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before
+
+
+@contextmanager
+def exact_float32() -> Generator[None]:
+    """Inside, float32 is not rounded to TF32, and layers do not come from cuDNN."""
+    matmul: Any = torch.backends.cuda.matmul
+    name, exact = ("allow_tf32", False)
+    try:
+        before = matmul.allow_tf32
+    except RuntimeError:  # the program uses the names of torch 2.9
+        name, exact = ("fp32_precision", "ieee")
+        before = matmul.fp32_precision
+    try:
+        setattr(matmul, name, exact)
+        with without_cudnn():
+            yield
+    finally:
+        setattr(matmul, name, before)
+
+
+def _module(kind: str) -> Any:
+    return getattr(torch, kind, None)
