@@ -5,18 +5,19 @@ Everything that differs between CUDA, ROCm, XPU, MPS and backends of others is h
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unde.errors import UndeError
 
 CPU = torch.device("cpu")
 SHARE = 0.8  # of the free memory of a device is the default budget
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def release_cache(device: torch.device) -> None:
 
 def supports_float64(device: torch.device) -> bool:
     """Whether a device computes in float64: MPS and some of XPU do not."""
+    if device.type == "cpu":
+        return True
     if device.type == "xpu":
         return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
     try:
@@ -139,6 +142,66 @@ def supports_float64(device: torch.device) -> bool:
 def double_device(device: torch.device) -> torch.device:
     """Where float64 is computed: there if it can be, else on the CPU."""
     return device if supports_float64(device) else CPU
+
+
+def put(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor on a device, in `dtype`; float64 where that is computed.
+
+    >>> put(torch.ones(2), CPU, torch.float64)
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    dtype = dtype or x.dtype
+    place = double_device(device) if dtype == torch.float64 else device
+    return x.to(place, dtype, non_blocking=place.type != "cpu")
+
+
+def upload(batches: Iterable[T], device: torch.device) -> Iterator[T]:
+    """Batches of tensors on a device: the next goes up while the last is used. On the CPU they are what they were.
+
+    At most three are there at once. Where the host's memory can be pinned, a stream of its own copies from there.
+    """
+    if device.type == "cpu":
+        yield from batches
+        return
+    streams = getattr(_module(device.type), "Stream", None)
+    side = None if streams is None or device.type == "mps" else streams(device)
+    last: T | None = None
+    done: Any = None
+    for batch in batches:
+        copied, event = _copy_up(batch, device, side)
+        if last is not None:
+            yield _received(last, device, done)
+        last, done = copied, event
+        del copied
+    if last is not None:
+        yield _received(last, device, done)
+
+
+def _copy_up(batch: Any, device: torch.device, side: Any) -> tuple[Any, Any]:
+    """The batch on the device, and the event that says so; None if the stream that computes copies it too."""
+    if side is None:
+        return _each(batch, lambda x: x.to(device, non_blocking=True)), None
+    with _module(device.type).stream(side):
+        # The allocator of pinned memory keeps what is copied from until it was.
+        copied = _each(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
+        return copied, side.record_event()
+
+
+def _received(batch: T, device: torch.device, event: Any) -> T:
+    """The batch, once it was copied for the stream that computes."""
+    if event is not None:
+        here = _module(device.type).current_stream(device)
+        here.wait_event(event)
+        _each(batch, lambda x: x.record_stream(here))
+    return batch
+
+
+def _each(batch: Any, change: Callable[[Tensor], Any]) -> Any:
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: _each(x, change) for name, x in batch.items()}
+    return type(batch)(_each(x, change) for x in batch) if isinstance(batch, (list, tuple)) else batch
 
 
 def synchronize(device: torch.device) -> None:

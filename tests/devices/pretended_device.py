@@ -275,7 +275,7 @@ class _Module:
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
-        torch.manual_seed(seed)
+        """Its random numbers are those of the CPU, which torch.manual_seed has set."""
 
     @staticmethod
     def get_rng_state(device="pretended"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows, evenly
+from unde.devices import put
 from unde.errors import UndeError
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.factors import LIMIT
@@ -103,7 +104,7 @@ def eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
     >>> eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), "weight")[0]
     tensor([1., 2.], dtype=torch.float64)
     """
-    matrix = matrix.double()
+    matrix = put(matrix, matrix.device, torch.float64)
     if not matrix.isfinite().all():
         raise UndeError(
             f"a covariance of parameter {name!r} holds NaN or infinite entries: an example has a gradient that is "

@@ -226,7 +226,8 @@ class Index(RetrievalIndex):
             executor: Who computes, as in `build`.
             threads: As in `build`.
             recipe: As in `build`.
-            device: Where other processes put the model.
+            device: Where questions are computed, and other processes put the model; by default where the model is, and
+                the CPU without a model.
 
         Returns:
             The index.

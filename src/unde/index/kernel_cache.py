@@ -20,7 +20,7 @@ from torch import Tensor
 from unde import console, methods
 from unde.index.reader import FeatureSource, IndexReader
 from unde.kernels import FeatureLayout, Fitted, Kernel
-from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
+from unde.kernels.base import BoundKernel, Moments, Round, add_partials, put_moments, read
 from unde.kernels.fingerprint import code_key, describe_kernel
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
@@ -66,8 +66,9 @@ class KernelCache:
     def fitted(self) -> Fitted:
         """K, fitted once and kept."""
         if self._fitted is None:
-            self.bound.check(self.stored.memory)
-            self._fitted = self.bound.fit(self._load_moments(), self.source)
+            there = self.stored.compute
+            self.bound.check(there.memory, there.device)
+            self._fitted = self.bound.fit(put_moments(self._load_moments(), self.source), self.source)
         return self._fitted
 
     def path(self, s: int) -> StorePath:
@@ -123,7 +124,7 @@ class KernelCache:
         )
         for s in blocks:
             here = slice(m.shards[s].start - rows.start, m.shards[s].stop - rows.start)
-            packed = self.stored.codec.pack(product[here], m.columns)
+            packed = self.stored.codec.pack(product[here].cpu(), m.columns)
             write_shard(self._rows.shard(s), self._rows.owner, packed)
 
     def _load_moments(self) -> Moments:
@@ -144,7 +145,8 @@ class KernelCache:
         if is_valid_shard(at.path / MOMENTS, at.owner):
             return  # another process computed it
         for n, r in enumerate(self.bound.rounds):
-            moments |= r.finish(add_partials(self._partial_results(n, r, moments)))
+            total = add_partials(self._partial_results(n, r, moments))
+            moments |= r.finish(put_moments(total, self.source))
             if any(later.jobs > 1 for later in self.bound.rounds[n + 1 : n + 2]):
                 write_shard(at.before(n + 1), at.owner, moments)
         write_shard(at.path / MOMENTS, at.owner, moments)
@@ -158,7 +160,7 @@ class KernelCache:
         at = self._moments
         if r.jobs == 1:
             with console.progress("kernel", 1, unit="parts") as advance:
-                result = r.job(self.source, 0, before)
+                result = r.job(self.source, 0, put_moments(before, self.source))
                 advance(1)
             return [lambda: result]
         todo: list[Job] = [(n, i) for i in range(r.jobs) if not is_valid_shard(at.partial(r, i), at.owner)]
@@ -168,7 +170,7 @@ class KernelCache:
     def write_partial(self, n: int, i: int) -> None:
         """The result of job i of round n."""
         at, r = self._moments, self.bound.rounds[n]
-        before = read_shard(at.before(n), at.owner) if n else {}
+        before = put_moments(read_shard(at.before(n), at.owner) if n else {}, self.source)
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
     def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unde import methods
+from unde.devices import CPU, Compute, put
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import factor_sizes, length, split
@@ -26,10 +27,13 @@ from unde.store.shards import FileWatch, ShardError, file_bytes, read_shard, rep
 
 
 class IndexReader:
-    """The files of an index, and the bytes of them that may be in memory."""
+    """The files of an index, the bytes of them that may be in memory, and the device that computes with them."""
 
-    def __init__(self, folder: StorePath, manifest: Manifest, memory: int) -> None:
+    def __init__(
+        self, folder: StorePath, manifest: Manifest, memory: int, compute: Compute | None = None
+    ) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
+        self.compute = compute or Compute(CPU, memory)
         self.method: Method = methods.parse(manifest.method)
         self.codec = manifest.codec
         self.watch = FileWatch()
@@ -37,7 +41,7 @@ class IndexReader:
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the tensors in shards of so many rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return IndexReader, (self.folder, self.manifest, self.memory)
+        return IndexReader, (self.folder, self.manifest, self.memory, self.compute)
 
     @cached_property
     def paths(self) -> dict[tuple[int, int], StorePath]:
@@ -102,9 +106,18 @@ class IndexReader:
         if wanted:
             raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
 
+    def features_of(self, shard: Mapping[str, Tensor], local: Tensor | slice) -> dict[str, Tensor]:
+        """What features of some rows of a shard are unpacked from."""
+        names = self.codec.layout(1, self.manifest.columns)
+        if isinstance(local, slice):
+            return {name: shard[name][local] for name in names}
+        return {name: shard[name].index_select(0, local) for name in names}
+
     def block(self, checkpoint: int, s: int) -> Tensor:
-        """(n, D) float32 features of shard s."""
-        return self.codec.unpack(self.packed(checkpoint, s), self.manifest.columns)
+        """(n, D) float32 features of shard s, where the index computes: they go up as they are stored."""
+        packed = self.features_of(self.packed(checkpoint, s), slice(None))
+        there = {name: put(t, self.compute.device) for name, t in packed.items()}
+        return self.codec.unpack(there, self.manifest.columns)
 
     def blocks(self, s: int) -> list[Tensor]:
         """The features of shard s under each checkpoint."""
@@ -115,10 +128,9 @@ class IndexReader:
         out = torch.empty(self.manifest.terms, len(which), self.manifest.width)
         for s, rows in enumerate(self.manifest.shards):
             here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
-            if len(here):
-                local = which[here] - rows.start
-                for c, block in enumerate(self.blocks(s)):
-                    out[c].index_copy_(0, here, block.index_select(0, local))
+            for c in range(self.manifest.terms) if len(here) else ():
+                packed = self.features_of(self.packed(c, s), which[here] - rows.start)
+                out[c].index_copy_(0, here, self.codec.unpack(packed, self.manifest.columns))
         return out
 
     def values(self, name: str, checkpoint: int = 0) -> Tensor:
@@ -172,7 +184,7 @@ class IndexReader:
             raise UndeError(
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
-        self._fishers[kind] = IndexReader(folder, manifest, self.memory)
+        self._fishers[kind] = IndexReader(folder, manifest, self.memory, self.compute)
         return self._fishers[kind]
 
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
@@ -215,6 +227,10 @@ class FeatureSource:
         )
 
     @property
+    def device(self) -> torch.device:
+        return self.stored.compute.device
+
+    @property
     def _labels(self) -> int:
         method = self.stored.method
         return method.labels if isinstance(method, methods.Fisher) else 1
@@ -239,7 +255,7 @@ class FeatureSource:
                 f"{self.stored.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' "
                 "(all other methods can be scored on such an index too)"
             )
-        vector = self.stored.shard(*self._place(s))["factors"]
+        vector = put(self.stored.shard(*self._place(s))["factors"], self.device)
         return split(vector, factor_sizes(m.units, str(self.stored.method.projection)))
 
 

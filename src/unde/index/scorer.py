@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index.reader import IndexReader
@@ -25,6 +26,7 @@ from unde.scoring.group_scores import GroupScores
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
 _DIAGONAL = 128  # pairs whose final scores are taken from one square block
 _KERNELS = 2  # that stay in memory
+_SELF_SHARE = 32  # examples whose self-influence is computed together take so much of the memory of a device
 
 
 @dataclass
@@ -43,8 +45,11 @@ class Scorer:
         if not self.executor.in_process and CUSTOM in method.describe():
             check_picklable(method)
         features = self._features.pop(kernel, None)
+        if features is None and self.stored.compute.device != CPU:
+            self._features.clear()  # before another kernel takes memory there
         features = features or StoredFeatures(self.stored, kernel, self.executor, self.ids)
-        self._features = dict([*self._features.items(), (kernel, features)][-_KERNELS:])
+        kept = _KERNELS if features.device == CPU else 1
+        self._features = dict([*self._features.items(), (kernel, features)][-kept:])
         return features
 
     def scores(
@@ -113,30 +118,27 @@ def self_scores(
 ) -> Tensor:
     """τ(i, i), shard by shard; `exact` gives them before `final`, in float64, which does not underflow."""
     m, method = features.reader.manifest, settings.method
-    out = torch.empty(len(which), dtype=torch.float64 if exact else torch.float32)
-    step = max(1, _CHUNK // (4 * m.width * m.terms))
+    step = _CHUNK if features.device == CPU else (features.block_memory or 0) // _SELF_SHARE
+    step = max(1, step // (4 * m.width * m.terms))
     step = step if method.linear else min(step, _DIAGONAL)
-    for s, rows in enumerate(features.cuts):
-        inside = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
-        if not len(inside):
-            continue
-        sides = features.reader.blocks(s), features.block(s)
-        for part in inside.split(step):
-            local = which[part] - rows.start
-            q, n = (torch.stack([f.index_select(0, local) for f in side]) for side in sides)
-            scores = settings.scores(features, {"queries": q})
-            out[part] = _exact(scores, w, n) if exact else _diagonal(scores, w, which[part], n)
-    return out
+    order, found = [which[:0]], [torch.empty(0, device=features.device)]
+    for at, q, n in features.sides(which, step):
+        scores = settings.scores(features, {"queries": q})
+        found.append(_exact(scores, w, n) if exact else _diagonal(scores, w, which[at], n))
+        order.append(at)
+    values = torch.cat(found[1:] or found).cpu()  # the host waits once
+    return torch.empty_like(values).index_copy_(0, torch.cat(order), values)
 
 
 def _exact(scores: GroupScores, w: Tensor, n: Tensor) -> Tensor:
-    return torch.linalg.vecdot(scores.query_side.precondition(w).double(), n.double()).sum(0)
+    left, right = (put(x, x.device, torch.float64) for x in (scores.query_side.precondition(w), n))
+    return torch.linalg.vecdot(left, right).sum(0)
 
 
 def _diagonal(scores: GroupScores, w: Tensor, which: Tensor, n: Tensor) -> Tensor:
     """Scores of queries with themselves: they are the training examples `which`, with blocks (C, n, D)."""
     if scores.method.groupwise:
-        return scores.self_contributions(n, which) @ w
+        return scores.self_contributions(n, which) @ put(w, n.device)
     linear = torch.linalg.vecdot(scores.query_side.precondition(w), n).sum(0)
     if scores.method.linear:
         return linear

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
+from unde.devices import CPU, Compute, budget, device_of, find_device
 from unde.errors import UndeError
 from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
 from unde.gradients.coverage_check import TOLERANCE
@@ -47,7 +48,8 @@ class IndexState:
     rows: Rows | None = None  # the training data
     executor: Executor = SERIAL  # who computes what is asked
     recipe: AnyRecipe | None = None  # how others make the model
-    device: str | None = None  # where they put it
+    device: str | None = None  # where they put it, and questions are computed; by default that of the model
+    device_memory: int | None = None  # bytes that may be taken there
     watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
@@ -56,6 +58,15 @@ class IndexState:
 
     def __post_init__(self) -> None:
         self.stored.record_files()
+        self.stored.compute = self._compute()
+
+    def _compute(self) -> Compute:
+        """Where kernels, scores and self-influence are computed: the one place that decides."""
+        if self.device is not None:
+            device = find_device(self.device)
+        else:
+            device = CPU if self.model is None else device_of(self.model)
+        return budget(device, self.stored.memory, self.device_memory)
 
     @cached_property
     def groups(self) -> Groups:

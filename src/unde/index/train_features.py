@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde.devices import CPU, put, upload
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index.kernel_cache import KernelCache
@@ -22,7 +23,7 @@ from unde.index.reader import IndexReader
 from unde.kernels import Kernel
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
-from unde.scoring.blocks import ScoreRange, TopK
+from unde.scoring.blocks import DEVICE_SHARE, ScoreRange, TopK, cut
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.train_features import ScoringWorkers, TrainFeatures
 from unde.store.remote import StorePath
@@ -63,8 +64,14 @@ class StoredFeatures(TrainFeatures):
             )
         for cache in self._caches:
             cache.fitted() if self.kernel_blocks is not None else cache.make_rows()
-        small = 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
+        there, held = reader.compute, 4 * m.examples * m.width * m.terms
+        small = held <= there.memory // HELD_SHARE
         self._blocks_in_memory: dict[int, list[Tensor]] | None = {} if small else None
+        self.device = there.device
+        if self.device != CPU:  # what is held there takes its memory
+            kernels = m.terms * self._caches[0].bound.needs().memory if self.kernel_blocks is not None else 0
+            left = there.memory - kernels - held * small
+            self.block_memory = max(there.memory // HELD_SHARE, left)
         self.selected = range(len(m.shards))  # shards that are read
         self._leverage: Tensor | None = None
 
@@ -92,8 +99,7 @@ class StoredFeatures(TrainFeatures):
     def block(self, s: int) -> list[Tensor]:
         if self._blocks_in_memory is not None and s in self._blocks_in_memory and not self._changed(s):
             return self._blocks_in_memory[s]
-        codec = self.reader.codec
-        parts = [codec.unpack(shard, self.columns) for shard in self._shards(s)]
+        parts = self._unpack(self._shards(s), slice(None))
         if self._blocks_in_memory is not None:
             self._blocks_in_memory[s] = parts
         return parts
@@ -101,11 +107,13 @@ class StoredFeatures(TrainFeatures):
     def block_rows(self, s: int, local: Tensor) -> list[Tensor]:
         if self._blocks_in_memory is not None:
             return super().block_rows(s, local)
-        codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)
-        return [
-            codec.unpack({name: shard[name].index_select(0, local) for name in names}, self.columns)
-            for shard in self._shards(s)
-        ]
+        return self._unpack(self._shards(s), local)
+
+    def _unpack(self, shards: Sequence[dict[str, Tensor]], local: Tensor | slice) -> list[Tensor]:
+        """Some rows of shards, where they are computed with."""
+        packed = [self.reader.features_of(shard, local) for shard in shards]
+        there = [{name: put(t, self.device) for name, t in part.items()} for part in packed]
+        return [self.reader.codec.unpack(part, self.columns) for part in there]
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((self.cuts[s], self.block(s)) for s in self.selected)
@@ -113,23 +121,53 @@ class StoredFeatures(TrainFeatures):
     def runs(self) -> Iterator[tuple[slice, list[Tensor]]]:
         """As `blocks`; shards that have to be unpacked come in parts that are multiplied while they are in cache.
 
-        To write all that a shard unpacks to, and to read it again, would take longer than to read it in float32.
+        To write all that a shard unpacks to, and to read it again, would take longer than to read it in float32. To a
+        device parts go up as they are stored, the next while the last is multiplied.
         """
-        if self._blocks_in_memory is not None or self.reader.codec.mapped:
+        codec, here = self.reader.codec, self.device == CPU
+        if self._blocks_in_memory is not None or (here and codec.mapped):
             yield from self.blocks()
             return
-        codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)
         width, terms = self.columns[-1].stop, len(self._caches)
-        step = run_rows(width * terms)
-        buffers = torch.empty(terms, step, width)
+        step = run_rows(width * terms) if here else self.device_rows(1 / DEVICE_SHARE)
+        buffers = None if codec.mapped else torch.empty(terms, step, width, device=self.device)
+        for rows, packed in upload(self._packed_runs(step), self.device):
+            outs = [None] * terms if buffers is None else buffers[:, : rows.stop - rows.start]
+            yield rows, [codec.unpack(part, self.columns, out) for part, out in zip(packed, outs)]
+
+    def _packed_runs(self, step: int) -> Iterator[tuple[slice, list[dict[str, Tensor]]]]:
+        """(training examples, what they are unpacked from under each checkpoint), `step` at most."""
         for s in self.selected:
             shards = self._shards(s)
-            for start in range(self.cuts[s].start, self.cuts[s].stop, step):
-                rows = slice(start, min(start + step, self.cuts[s].stop))
+            for rows in cut(self.cuts[s], step):
                 local = slice(rows.start - self.cuts[s].start, rows.stop - self.cuts[s].start)
-                packed = [{name: shard[name][local] for name in names} for shard in shards]
-                outs = buffers[:, : rows.stop - rows.start]
-                yield rows, [codec.unpack(part, self.columns, out) for part, out in zip(packed, outs)]
+                yield rows, [self.reader.features_of(shard, local) for shard in shards]
+
+    def device_rows(self, share: float) -> int:
+        """Training examples that take this share of the budget: three parts as they are stored, and one unpacked."""
+        codec = self.reader.codec
+        packed, unpacked = codec.nbytes(1, self.columns), 0 if codec.mapped else 4 * self.columns[-1].stop
+        budget = share * (self.block_memory or self.reader.memory)
+        return max(1, int(budget / (len(self._caches) * (3 * packed + unpacked))))
+
+    def sides(self, which: Tensor, step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(positions in `which`, features of those examples, what features of queries are multiplied with), both
+        (C, n, D), at most `step` at a time."""
+        for s, rows in enumerate(self.cuts):
+            inside = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
+            if not len(inside):
+                continue
+            held = None if self._blocks_in_memory is None else self.block(s)
+            shards = self._shards(s) if held is None else []
+            apart = self.kernel_blocks is None  # what is multiplied with is K g(n)
+            sources = [self.reader.packed(c, s) for c in range(len(self._caches))] if apart else []
+            for at in inside.split(step):
+                local = which[at] - rows.start
+                if held is None:
+                    facing = torch.stack(self._unpack(shards, local))
+                else:
+                    facing = torch.stack([block.index_select(0, put(local, self.device)) for block in held])
+                yield at, torch.stack(self._unpack(sources, local)) if apart else facing, facing
 
     def _changed(self, s: int) -> bool:
         """Whether a file that a block in memory is mapped from has changed."""
@@ -343,11 +381,13 @@ def _score_run(
 
 def _leverage_run(features: StoredFeatures, inputs: dict[str, Tensor], settings: None) -> dict[str, Tensor]:  # noqa: ARG001
     """⟨g(n), K g(n)⟩ of the selected shards."""
+    etas, rows = features.reader.manifest.checkpoint_weights, features.selected_examples
+    step = features.examples if features.device == CPU else features.device_rows(1 / DEVICE_SHARE)
     parts = []
-    for s in features.selected:
-        pairs = zip(features.reader.manifest.checkpoint_weights, features.reader.blocks(s), features.block(s))
+    for _, sides, facing in features.sides(torch.arange(rows.start, rows.stop), step):
+        pairs = enumerate(zip(etas, sides, facing))
         of_checkpoints = [
-            eta * torch.linalg.vecdot(features.apply_kernel(c, f), t) for c, (eta, f, t) in enumerate(pairs)
+            eta * torch.linalg.vecdot(features.apply_kernel(c, f), t) for c, (eta, f, t) in pairs
         ]
         parts.append(torch.stack(of_checkpoints).sum(0))
-    return {"values": torch.cat(parts)}
+    return {"values": torch.cat(parts).cpu()}

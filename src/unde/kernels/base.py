@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from unde.devices import CPU, put
 from unde.errors import UndeError
 
 Moments = Mapping[str, Tensor]
@@ -94,6 +95,11 @@ class KernelSource(Protocol):
     @property
     def sizes(self) -> FeatureLayout: ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where blocks come, moments are wanted, and K is applied."""
+        ...
+
     def block(self, s: int) -> Tensor:
         """(n, D)"""
         ...
@@ -112,7 +118,7 @@ def read(source: KernelSource, blocks: Sequence[int]) -> Tensor:
     if len(blocks) == 1:
         return source.block(blocks[0])
     sizes, rows = source.sizes, source.sizes.rows(blocks)
-    out = torch.empty(rows.stop - rows.start, sizes.width, dtype=sizes.dtype)
+    out = torch.empty(rows.stop - rows.start, sizes.width, dtype=sizes.dtype, device=source.device)
     for s in blocks:
         out[sizes.cuts[s].start - rows.start : sizes.cuts[s].stop - rows.start] = source.block(s)
     return out
@@ -121,7 +127,7 @@ def read(source: KernelSource, blocks: Sequence[int]) -> Tensor:
 @dataclass(frozen=True)
 class Round:
     """`job(source, i, before)` gives the partial result of job i, from the moments of earlier rounds; `finish` makes
-    moments of the merged results."""
+    moments of the merged results. All of them are on the device of the source, float64 where that is computed."""
 
     name: str
     jobs: int
@@ -136,11 +142,12 @@ class Needs:
     memory: int = 0
     moments: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def check(self, memory: int, what: str) -> None:
+    def check(self, memory: int, what: str, device: torch.device = CPU) -> None:
         if self.memory > memory:
+            name = f"memory budget{'' if device == CPU else f' of {device}'}"
             raise UndeError(
-                f"{what} {self.memory / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise "
-                "memory=, or build with a smaller projection"
+                f"{what} {self.memory / 2**30:.3g} GiB, the {name} is {memory / 2**30:.3g} GiB: raise "
+                f"{'memory=' if device == CPU else 'device_memory='}, or build with a smaller projection"
             )
 
 
@@ -156,7 +163,7 @@ class Fitted:
     source: KernelSource
 
     def apply(self, rows: Tensor) -> Tensor:
-        """K applied to features (n, D), in their precision."""
+        """K applied to features (n, D), in their precision and on their device, that of the source."""
         raise NotImplementedError
 
     def train(self, blocks: Sequence[int]) -> Tensor:
@@ -186,9 +193,14 @@ class BoundKernel(Protocol):
     def needs(self) -> Needs:
         return Needs()
 
-    def check(self, memory: int) -> None:
-        """Raise if the budget does not hold what fitting needs."""
-        self.needs().check(memory, f"the kernel {type(self).__name__} needs")
+    @property
+    def described(self) -> str:
+        """Subject and verb of a sentence about what fitting needs."""
+        return f"the kernel {type(self).__name__} needs"
+
+    def check(self, memory: int, device: torch.device = CPU) -> None:
+        """Raise if the budget of a device does not hold what fitting needs."""
+        self.needs().check(memory, self.described, device)
 
 
 @dataclass(frozen=True)
@@ -227,11 +239,16 @@ def add_partials(parts: Sequence[Callable[[], Moments]]) -> Moments:
     return total
 
 
+def put_moments(moments: Moments, source: KernelSource) -> dict[str, Tensor]:
+    """Moments where a kernel of `source` wants them."""
+    return {name: put(value, source.device) for name, value in moments.items()}
+
+
 def compute_moments(bound: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
     """Run all rounds in memory."""
     moments: dict[str, Tensor] = {}
     for r in bound.rounds:
-        before = dict(moments)
+        before = put_moments(moments, source)
         parts = [lambda i=i, r=r, before=before: r.job(source, i, before) for i in range(r.jobs)]
         moments |= r.finish(add_partials(parts))
     return moments
@@ -247,7 +264,7 @@ def fit_kernel(kernel: Kernel, source: KernelSource) -> Fitted:
     True
     """
     bound = kernel.bind(source.sizes)
-    return bound.fit(compute_moments(bound, source), source)
+    return bound.fit(put_moments(compute_moments(bound, source), source), source)
 
 
 class TensorSource:
@@ -260,7 +277,7 @@ class TensorSource:
         cuts: Sequence[slice] | None = None,
         factors: Mapping[str, tuple[Tensor | None, Tensor | None]] | None = None,
     ) -> None:
-        self.features, self._factors = features, factors or {}
+        self.features, self._factors, self.device = features, factors or {}, features.device
         self.sizes = FeatureLayout(tuple(parts), tuple(cuts or [slice(0, len(features))]), features.dtype)
 
     def block(self, s: int) -> Tensor:

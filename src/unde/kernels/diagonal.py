@@ -25,7 +25,7 @@ from unde.kernels.base import (
     chunks,
     meta_tensor,
 )
-from unde.kernels.precision import cast_if_in_range, round_to
+from unde.kernels.precision import cast_if_in_range, round_to, zeros
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class _BoundDiagonal(PerParameterKernel):
         return [Round("squares", len(self.sizes.runs()), self._job)]
 
     def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
-        total = torch.zeros(self.sizes.width, dtype=torch.float64)
+        total = zeros(self.sizes.width, device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
-            total += phi.to(torch.float64, copy=True).square_().sum(0)
+            total += phi.to(total, copy=True).square_().sum(0)
             del phi  # before the next is read
         return {"squares": total}
 
@@ -82,7 +82,7 @@ class _BoundDiagonal(PerParameterKernel):
                 "square. Rebuild the index with on_bad='skip', or rescale the loss"
             )
         scale = torch.where(mean > 0, mean.rsqrt(), 0.0)
-        return FittedDiagonal(source, cast_if_in_range(scale, self.sizes.dtype))
+        return FittedDiagonal(source, cast_if_in_range(scale, self.sizes.dtype, source.device))
 
     def needs(self) -> Needs:
         return Needs(moments={"squares": meta_tensor(self.sizes.width)})
@@ -93,4 +93,4 @@ class FittedDiagonal(Fitted):
     scale: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return round_to(rows * self.scale, rows.dtype)  # in float64 where the scale is
+        return round_to(rows.to(self.scale.device) * self.scale, rows)  # in float64 where the scale is

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde.devices import double_device, put
 from unde.errors import UndeError
 from unde.gradients.pca import eigh
 from unde.kernels.base import (
@@ -39,7 +40,13 @@ from unde.kernels.base import (
     meta_tensor,
 )
 from unde.kernels.diagonal import FittedDiagonal, FittedIdentity
-from unde.kernels.precision import cast_if_in_range, check_rounding, damping_value, product
+from unde.kernels.precision import (
+    cast_if_in_range,
+    check_rounding,
+    damping_value,
+    double,
+    product,
+)
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
 _ONE_SIDED = "one-sided"  # marks parameters with one covariance that is zero
@@ -60,10 +67,10 @@ class EKFACKernel:
 
     def dampings(self, values: Mapping[str, Tensor]) -> dict[str, float]:
         """λ of each parameter, from its eigenvalues Λ."""
-        each = {name: float(v.double().mean()) for name, v in values.items()}
+        each = {name: float(double(v).mean()) for name, v in values.items()}
         if self.damping_scope == "model":
             count = sum(v.numel() for v in values.values())
-            whole = sum(float(v.double().sum()) for v in values.values()) / count
+            whole = sum(float(double(v).sum()) for v in values.values()) / count
             each = dict.fromkeys(each, whole)
         return {name: damping_value(self.damping, self.relative, unit) for name, unit in each.items()}
 
@@ -79,15 +86,18 @@ class _BoundWhitened(PerParameterKernel):
     def fit(self, moments: Moments, source: KernelSource) -> Fitted:
         whitening = source.whitening()
         dampings = self.kernel.dampings({name: values for name, (values, _) in whitening.items()})
-        scale = torch.ones(self.sizes.width, dtype=torch.float64)
+        scale = torch.ones(self.sizes.width, dtype=torch.float64, device=double_device(source.device))
         for part in self.sizes.parts:
             values, before = whitening[part.name]
             after = dampings[part.name]
             if not values.any() or math.isclose(before, after, rel_tol=1e-6):
                 continue
             check_full_rank(part.name, values, after)
-            scale[part.columns] = (values.double() + before) / (values.double() + after)
-        return FittedIdentity(source) if scale.eq(1).all() else FittedDiagonal(source, scale.float())
+            values = values.to(scale)
+            scale[part.columns] = (values + before) / (values + after)
+        if scale.eq(1).all():
+            return FittedIdentity(source)
+        return FittedDiagonal(source, put(scale, source.device, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class _BoundEKFAC(PerParameterKernel):
                     if matrix is None:
                         continue
                     key = f"{side} {name}"
-                    total[key] = total[key] + matrix.double() if key in total else matrix.double()
+                    total[key] = total[key] + double(matrix) if key in total else double(matrix)
         return total
 
     def _bases(self, covariances: Moments) -> Moments:
@@ -165,7 +175,8 @@ class _BoundEKFAC(PerParameterKernel):
                     f"the gradients of parameter {part.name!r} are too small to square in float32: multiply the loss "
                     "by a constant, which these scores do not depend on, and build again"
                 )
-            made.append((part.columns, _spectrum(part, moments), cast_if_in_range(scale, self.sizes.dtype)))
+            scale = cast_if_in_range(scale, self.sizes.dtype, source.device)
+            made.append((part.columns, _spectrum(part, moments), scale))
         return FittedEKFAC(source, made)
 
     def _mean(self, moments: Moments) -> float | None:
@@ -201,8 +212,9 @@ class _BoundEKFAC(PerParameterKernel):
         memory = sum(p.budget for p in parts) + 8 * self.sizes.width
         return Needs(memory, {name: t for p in parts for name, t in p.moments().items()})
 
-    def check(self, memory: int) -> None:
-        self.needs().check(memory, f"the eigenvectors of {len(self.sizes.parts)} parameters need")
+    @property
+    def described(self) -> str:
+        return f"the eigenvectors of {len(self.sizes.parts)} parameters need"
 
 
 def check_full_rank(name: str, eigenvalues: Tensor, damping: float) -> None:
@@ -257,7 +269,7 @@ class FittedEKFAC(Fitted):
     def apply(self, rows: Tensor) -> Tensor:
         out = torch.empty_like(rows)
         for columns, s, scale in self.parts:
-            out[:, columns] = s.back((s.rotate(rows[:, columns]) * scale).to(rows.dtype))
+            out[:, columns] = s.back((s.rotate(rows[:, columns]).to(scale.device) * scale).to(rows))
         return out
 
 
@@ -274,7 +286,8 @@ class _Spectrum:
 
     def squares(self, x: Tensor) -> Tensor:
         """Sums over examples of squares along the basis."""
-        return self.rotate(x).to(torch.float64, copy=True).square_().sum(0)
+        along = self.rotate(x)
+        return along.to(double_device(x.device), torch.float64, copy=True).square_().sum(0)
 
 
 class _Kronecker(_Spectrum):
@@ -315,7 +328,7 @@ class _Whole(_Spectrum):
         self.vectors = vectors
 
     def squares(self, x: Tensor) -> Tensor:
-        return product(x.T, x).double()
+        return double(product(x.T, x))
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.vectors is not None

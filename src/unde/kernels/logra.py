@@ -64,15 +64,15 @@ class LayerBlocks(BoundKernel):
 
     def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦᵀΦ of each layer over a run of blocks, in float64: they are small. Of dual layers, the trace alone."""
-        grams = {name: torch.zeros(d, d, dtype=torch.float64) for name, d in self._primal.items()}
-        traces = torch.zeros(len(self._dual), dtype=torch.float64)
+        grams = {name: numbers.zeros(d, d, device=source.device) for name, d in self._primal.items()}
+        traces = numbers.zeros(len(self._dual), device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
             for name in grams:
-                part = columns_of(phi, self.layers[name]).double()
+                part = numbers.double(columns_of(phi, self.layers[name]))
                 grams[name].addmm_(part.T, part)
                 del part
             for j, name in enumerate(self._dual):
-                traces[j] += columns_of(phi, self.layers[name]).double().square_().sum()
+                traces[j] += columns_of(phi, self.layers[name]).to(traces, copy=True).square_().sum()
             del phi  # before the next is read
         return grams | ({_TRACES: traces} if self._dual else {})
 
@@ -83,8 +83,8 @@ class LayerBlocks(BoundKernel):
         for b in range(i + 1):
             other = here if b == i else read(source, joined[b])
             for name in self._dual:
-                left = columns_of(here, self.layers[name]).double()
-                right = left if b == i else columns_of(other, self.layers[name]).double()
+                left = numbers.double(columns_of(here, self.layers[name]))
+                right = left if b == i else numbers.double(columns_of(other, self.layers[name]))
                 out.setdefault(name, []).append(left @ right.T)
                 del left, right
         return {f"panel {i:06d} {name}": torch.cat(panels, 1) for name, panels in out.items()}
@@ -105,14 +105,14 @@ class LayerBlocks(BoundKernel):
             if traces[name] == 0:
                 continue  # K is 0 there
             unit = traces[name] / self._widths[name] if whole is None else whole
-            made, lam = self._inverse(name, moments[name], unit)
+            made, lam = self._inverse(name, moments[name], unit, source.device)
             if name in self._dual:
                 duals.append((columns, made, lam))
             else:
                 inverses.append((columns, made))
         return FittedLayers(source, inverses, duals)
 
-    def _inverse(self, name: str, gram: Tensor, unit: float) -> tuple[Tensor, float]:
+    def _inverse(self, name: str, gram: Tensor, unit: float, device: torch.device) -> tuple[Tensor, float]:
         """(ΦᵀΦ + λI)⁻¹ of a layer, or (ΦΦᵀ + λI)⁻¹, and λ."""
         lam = numbers.damping_value(self.damping, self.relative, unit)
         well = float(gram.norm()) <= numbers.ILL * lam and name not in self._dual
@@ -127,7 +127,7 @@ class LayerBlocks(BoundKernel):
             )
         except UndeError as e:
             raise UndeError(f"layer {name!r}: {e}") from None
-        return (numbers.cast_if_in_range(made, self.sizes.dtype) if well else made), lam
+        return (numbers.cast_if_in_range(made, self.sizes.dtype, device) if well else made), lam
 
     def needs(self) -> Needs:
         n, dual = self.sizes.examples, self._dual
@@ -138,9 +138,10 @@ class LayerBlocks(BoundKernel):
         squares = [8 * min(d, n) ** 2 for d in self._widths.values()]
         return Needs(sum(squares) + max(squares), moments)
 
-    def check(self, memory: int) -> None:
+    @property
+    def described(self) -> str:
         d = max(min(d, self.sizes.examples) for d in self._widths.values())
-        self.needs().check(memory, f"the kernels of {len(self.layers)} layers (up to {d:,} × {d:,}) need")
+        return f"the kernels of {len(self.layers)} layers (up to {d:,} × {d:,}) need"
 
     @cached_property
     def _widths(self) -> dict[str, int]:
@@ -164,27 +165,27 @@ class FittedLayers(Fitted):
     def apply(self, rows: Tensor) -> Tensor:
         out = torch.zeros_like(rows)
         for columns, made in self.inverses:
-            _put(out, columns, columns_of(rows, columns).to(made.dtype) @ made)
+            _put(out, columns, columns_of(rows, columns).to(made) @ made)
         if self.duals:
             self._apply_duals(rows, out)
         return out
 
     def _apply_duals(self, rows: Tensor, out: Tensor) -> None:
         """Two passes over the features: A Φᵀ, then A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ."""
-        sizes = self.source.sizes
-        along = [torch.empty(len(rows), sizes.examples, dtype=torch.float64) for _ in self.duals]
+        sizes, double = self.source.sizes, numbers.double
+        along = [numbers.zeros(len(rows), sizes.examples, device=rows.device) for _ in self.duals]
         for blocks in sizes.joined():
             phi, here = read(self.source, blocks), sizes.rows(blocks)
             for (columns, _, _), products in zip(self.duals, along):
-                products[:, here] = columns_of(rows, columns).double() @ columns_of(phi, columns).double().T
+                products[:, here] = double(columns_of(rows, columns)) @ double(columns_of(phi, columns)).T
             del phi
-        left = [columns_of(rows, columns).to(torch.float64, copy=True) for columns, _, _ in self.duals]
+        left = [columns_of(rows, columns).to(made, copy=True) for columns, made, _ in self.duals]
         for i, (_, made, _) in enumerate(self.duals):
             along[i] = along[i] @ made
         for blocks in sizes.joined():
             phi, here = read(self.source, blocks), sizes.rows(blocks)
             for (columns, _, _), solved, a in zip(self.duals, along, left):
-                a.addmm_(solved[:, here], columns_of(phi, columns).double(), alpha=-1)
+                a.addmm_(solved[:, here], double(columns_of(phi, columns)), alpha=-1)
             del phi
         for (columns, _, lam), a in zip(self.duals, left):
             _put(out, columns, a.div_(lam))

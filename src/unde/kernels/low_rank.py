@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.errors import UndeError
 from unde.kernels import precision as numbers
 from unde.kernels.base import (
@@ -80,14 +81,14 @@ class LowRankGram(BoundKernel):
 
     def _span(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Φᵀ Φ Q of a run of blocks, and the diagonal of ΦᵀΦ: products in `precision`, summed in float64."""
-        basis = (before["basis"] if before else self._drawn()).to(self.precision)
-        span = torch.zeros(self.sizes.width, self.sketch_rank, dtype=torch.float64)
-        diagonal = torch.zeros(self.sizes.width, dtype=torch.float64)
+        basis = put(before["basis"] if before else self._drawn(), source.device, self.precision)
+        span = numbers.zeros(self.sizes.width, self.sketch_rank, device=source.device)
+        diagonal = numbers.zeros(self.sizes.width, device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
-            phi = phi.to(self.precision)
+            phi = put(phi, source.device, self.precision)
             along = numbers.product(phi, basis)
-            span += numbers.product(phi.to(along.dtype).T, along)
-            diagonal += torch.linalg.vecdot(phi, phi, dim=0)
+            span += numbers.product(phi.to(along).T, along).to(span.device)
+            diagonal += torch.linalg.vecdot(phi, phi, dim=0).to(span.device)
             del phi, along  # before the next is read
         return {"basis": span, "diagonal": diagonal}
 
@@ -107,13 +108,11 @@ class LowRankGram(BoundKernel):
 
     def _small(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Qᵀ ΦᵀΦ Q of a run of blocks."""
-        basis, small = (
-            before["basis"].to(self.precision),
-            torch.zeros(self.sketch_rank, self.sketch_rank).double(),
-        )
+        basis = put(before["basis"], source.device, self.precision)
+        small = numbers.zeros(self.sketch_rank, self.sketch_rank, device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
-            along = numbers.product(phi.to(self.precision), basis)
-            small += numbers.product(along.T, along)
+            along = numbers.product(put(phi, source.device, self.precision), basis)
+            small += numbers.product(along.T, along).to(small.device)
             del phi
         return {"small": small}
 
@@ -134,7 +133,8 @@ class LowRankGram(BoundKernel):
         share = (values - left) / (values + lam)
         leading = moments["basis"] @ vectors  # V
         self._check(moments["diagonal"], leading, share, lam, left)
-        return FittedLowRank(source, leading.to(self.precision), share.to(self.precision), lam + left)
+        made = [put(x, source.device, self.precision) for x in (leading, share)]
+        return FittedLowRank(source, *made, lam + left)
 
     def _check(self, diagonal: Tensor, leading: Tensor, share: Tensor, lam: float, left: float) -> None:
         """Whether rounding of what is stored would decide."""
@@ -156,9 +156,9 @@ class LowRankGram(BoundKernel):
         }
         return Needs(memory, moments)
 
-    def check(self, memory: int) -> None:
-        what = f"the kernel of {self.used_rank:,} singular vectors ({self.sizes.width:,} × {self.sketch_rank:,}) needs"
-        self.needs().check(memory, what)
+    @property
+    def described(self) -> str:
+        return f"the kernel of {self.used_rank:,} singular vectors ({self.sizes.width:,} × {self.sketch_rank:,}) needs"
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,6 @@ class FittedLowRank(Fitted):
     rest: float  # λ + τ
 
     def apply(self, rows: Tensor) -> Tensor:
-        a = rows.to(self.leading.dtype)
+        a = rows.to(self.leading)
         left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
-        return numbers.round_to(left.div_(self.rest), rows.dtype)
+        return numbers.round_to(left.div_(self.rest), rows)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unde.devices import double_device, put
 from unde.errors import UndeError
 
 # ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
@@ -36,19 +37,29 @@ def damping_value(damping: float, relative: bool, mean: float) -> float:
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, in float64 where float32 would overflow, or lose what is small."""
     out = a @ b
-    return out if out.dtype == torch.float64 or _LEAST < _size(out) < _MOST else a.double() @ b.double()
+    return out if out.dtype == torch.float64 or _LEAST < _size(out) < _MOST else double(a) @ double(b)
 
 
-def cast_if_in_range(made: Tensor, dtype: torch.dtype) -> Tensor:
-    """`made` in the precision of features, or as it is where its numbers are beyond their range."""
-    return made.to(dtype) if _LEAST < _size(made) < _MOST or not made.any() else made
+def double(x: Tensor) -> Tensor:
+    """x in float64, on its device or, where that has none, on the CPU."""
+    return put(x, x.device, torch.float64)
 
 
-def round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """K g in the precision of features."""
-    out = values.to(dtype)
+def zeros(*shape: int, device: torch.device) -> Tensor:
+    """Zeros in float64, to add up what is computed on a device."""
+    return torch.zeros(shape, dtype=torch.float64, device=double_device(device))
+
+
+def cast_if_in_range(made: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """`made` in the precision and on the device of features, or as it is where its numbers are beyond their range."""
+    return put(made, device or made.device, dtype) if _LEAST < _size(made) < _MOST or not made.any() else made
+
+
+def round_to(values: Tensor, rows: Tensor) -> Tensor:
+    """K g in the precision of features, and on the device of such `rows`."""
+    out = values.to(rows)
     size = _size(out)
-    if not size < math.inf or (size < torch.finfo(dtype).tiny and values.any()):
+    if not size < math.inf or (size < torch.finfo(rows.dtype).tiny and values.any()):
         small = "small: multiply" if not size < math.inf else "large: divide"
         raise UndeError(
             f"K times features does not fit in float32, since the features are so {small} the loss by a constant, "
@@ -60,7 +71,7 @@ def round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
 def assemble(panels: Sequence[Tensor]) -> Tensor:
     """A symmetric matrix in float64 from panels of rows, each up to its diagonal block."""
     side = panels[-1].shape[1]
-    gram = torch.zeros(side, side, dtype=torch.float64)
+    gram = zeros(side, side, device=panels[-1].device)
     for panel in panels:
         stop = panel.shape[1]
         start = stop - len(panel)
@@ -94,7 +105,7 @@ def inverse(
     lam = damping_value(damping, relative, unit)
     gram.diagonal().add_(lam)
     scale = gram.diagonal().clone()
-    failed = torch.empty((), dtype=torch.int32)
+    failed = torch.empty((), dtype=torch.int32, device=gram.device)
     torch.linalg.cholesky_ex(gram, out=(gram, failed))
     if not failed:
         torch.cholesky_inverse(gram, out=gram)
@@ -153,5 +164,5 @@ def _size(x: Tensor) -> float:
     """The largest absolute value; NaN if there is one."""
     if not x.numel():
         return 0.0
-    low, high = (float(v) for v in torch.aminmax(x))
+    low, high = torch.stack(torch.aminmax(x)).tolist()  # the host waits once
     return math.nan if math.isnan(low) else max(-low, high)

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.errors import UndeError
 from unde.kernels import precision as numbers
 from unde.kernels.base import (
@@ -98,15 +99,16 @@ class _FullGram(BoundKernel, ABC):
     def key(self) -> str:
         return f"{type(self).__name__.lower()} {self.precision}".replace("torch.", "")
 
-    def check(self, memory: int) -> None:
-        self.needs().check(memory, f"the {self.shape} kernel ({self.side:,} × {self.side:,}) needs")
+    @property
+    def described(self) -> str:
+        return f"the {self.shape} kernel ({self.side:,} × {self.side:,}) needs"
 
-    def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
-        """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
+    def inverse(self, gram: Tensor, device: torch.device) -> tuple[Tensor, float]:
+        """(gram + λI)⁻¹ for a device, made in the memory of one matrix, and λ. `gram` is spent."""
         result, lam = numbers.inverse(
             gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding
         )
-        return numbers.cast_if_in_range(result, self.precision), lam
+        return numbers.cast_if_in_range(result, self.precision, device), lam
 
     def needs(self) -> Needs:
         """The matrix as it is read and its inverse, in float64."""
@@ -127,15 +129,15 @@ class Primal(_FullGram):
 
     def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦᵀΦ of a run of blocks: products in `precision`, summed in float64."""
-        gram = torch.zeros(self.side, self.side, dtype=torch.float64)
+        gram = numbers.zeros(self.side, self.side, device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
-            phi = phi.to(self.precision)
-            gram += numbers.product(phi.T, phi)
+            phi = put(phi, source.device, self.precision)
+            gram += numbers.product(phi.T, phi).to(gram.device)
             del phi  # before the next is read
         return {"gram": gram}
 
     def fit(self, moments: Moments, source: KernelSource) -> Fitted:
-        return FittedPrimal(source, self.inverse(moments["gram"].clone())[0])
+        return FittedPrimal(source, self.inverse(moments["gram"].clone(), source.device)[0])
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class FittedPrimal(Fitted):
     inverse: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return numbers.round_to(rows.to(self.inverse.dtype) @ self.inverse, rows.dtype)
+        return numbers.round_to(rows.to(self.inverse) @ self.inverse, rows)
 
 
 @dataclass(frozen=True)
@@ -161,15 +163,18 @@ class Dual(_FullGram):
     def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦΦᵀ of joined blocks with all rows up to theirs: products in `precision`."""
         joined = self.sizes.joined()
-        phi = read(source, joined[i]).to(self.precision)
-        panel = [numbers.product(phi, read(source, b).to(self.precision).T) for b in joined[:i]]
+        phi = self._read(source, joined[i])
+        panel = [numbers.product(phi, self._read(source, b).T) for b in joined[:i]]
         return {f"panel {i:06d}": torch.cat([*panel, numbers.product(phi, phi.T)], 1)}
+
+    def _read(self, source: KernelSource, blocks: Sequence[int]) -> Tensor:
+        return put(read(source, blocks), source.device, self.precision)
 
     def _assemble(self, panels: Moments) -> Moments:
         return {"gram": numbers.assemble([panels[name] for name in sorted(panels)])}
 
     def fit(self, moments: Moments, source: KernelSource) -> Fitted:
-        return FittedDual(source, *self.inverse(moments["gram"].clone()))
+        return FittedDual(source, *self.inverse(moments["gram"].clone(), source.device))
 
 
 @dataclass(frozen=True)
@@ -179,27 +184,27 @@ class FittedDual(Fitted):
 
     def train(self, blocks: Sequence[int]) -> Tensor:
         """(ΦΦᵀ + λI)⁻¹ Φ"""
-        sizes, rows = self.source.sizes, self.source.sizes.rows(blocks)
-        total = torch.zeros(rows.stop - rows.start, sizes.width, dtype=self.inverse.dtype)
-        for s, here in enumerate(sizes.cuts):
-            total.addmm_(self.inverse[rows, here], self.source.block(s).to(self.inverse.dtype))
-        return numbers.round_to(total, sizes.dtype)
+        return self._combine(self.inverse[self.source.sizes.rows(blocks)])
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Coefficients (S, N) times K g(n), in one pass and without the cancellation of `apply`."""
-        sizes, mixed = self.source.sizes, coefficients.to(self.inverse.dtype) @ self.inverse
-        total = torch.zeros(len(mixed), sizes.width, dtype=self.inverse.dtype)
+        return self._combine(coefficients.to(self.inverse) @ self.inverse)
+
+    def _combine(self, mixed: Tensor) -> Tensor:
+        """(S, N) times Φ."""
+        sizes = self.source.sizes
+        total = mixed.new_zeros(len(mixed), sizes.width)
         for s, here in enumerate(sizes.cuts):
-            total.addmm_(mixed[:, here], self.source.block(s).to(self.inverse.dtype))
-        return numbers.round_to(total, sizes.dtype)
+            total.addmm_(mixed[:, here], self.source.block(s).to(mixed))
+        return numbers.round_to(total, torch.empty(0, dtype=sizes.dtype, device=self.source.device))
 
     def apply(self, rows: Tensor) -> Tensor:
         """A (ΦᵀΦ + λI)⁻¹ = (A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ for rows A that are not those of Φ."""
         if self.lam == 0:
             raise UndeError("without damping the dual form has no inverse for other rows: raise the damping")
-        a, cuts = rows.double(), self.source.sizes.cuts
-        products = torch.cat([a @ self.source.block(s).double().T for s in range(len(cuts))], 1)  # (n, N)
-        solved, out = products @ self.inverse.double(), a
+        a, cuts, double = numbers.double(rows), self.source.sizes.cuts, numbers.double
+        products = torch.cat([a @ double(self.source.block(s)).T for s in range(len(cuts))], 1)  # (n, N)
+        solved, out = products @ double(self.inverse), a
         for s, here in enumerate(cuts):
-            out = out - solved[:, here] @ self.source.block(s).double()
-        return numbers.round_to(out / self.lam, rows.dtype)
+            out = out - solved[:, here] @ double(self.source.block(s))
+        return numbers.round_to(out / self.lam, rows)

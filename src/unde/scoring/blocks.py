@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.scoring.top import Top
 
 SCORE_SHARE = 16  # scores of a block take at most 1/16 of the budget; top-k makes a few more of them
 STREAM_SHARE = 8  # contributions of a block, which are in memory up to three times
 QUERY_SHARE = 2  # weighted features of queries: each block of queries reads all training features
+DEVICE_SHARE = (
+    4  # blocks on a device take at most 1/4 of its budget, and all of the above half as much as on the CPU
+)
 ALIGN = 16  # rows: matrix products are slow for other numbers of rows
 CACHE = 2**23  # bytes of a block that is still in the processor's cache when it is used
 
@@ -63,16 +67,16 @@ def spare(whole: int, block: int, queries: int, memory: int) -> int:
 class TopK:
     """The k best of scores that come in blocks of training examples, in order."""
 
-    def __init__(self, queries: int, k: int, largest: bool) -> None:
+    def __init__(self, queries: int, k: int, largest: bool, device: torch.device = CPU) -> None:
         self.k, self.largest = k, largest
         self.worst = -torch.inf if largest else torch.inf
-        self.values = torch.empty(queries, k)  # (Q, k)
-        self.indices = torch.empty(queries, k, dtype=torch.long)
+        self.values = torch.empty(queries, k, device=device)  # (Q, k)
+        self.indices = torch.empty(queries, k, dtype=torch.long, device=device)
         self._count = torch.zeros(queries, dtype=torch.long)  # scores seen so far
 
     def update(self, queries: slice, start: int, scores: Tensor) -> None:
         """Add scores (q, n) of the training examples from `start` on."""
-        if int(self._count[queries.start]) < self.k:
+        if int(self._count[queries.start]) < self.k or scores.device != CPU:
             best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
         else:
             best, at = self._better(queries, scores)
@@ -103,10 +107,9 @@ class TopK:
 
     def top(self, ids: Sequence[Any] | None) -> Top:
         """The result, with the users' ids if there are any."""
-        rows = self.indices.tolist()
-        return Top(
-            self.indices, self.values, rows if ids is None else [[ids[i] for i in row] for row in rows]
-        )
+        values, indices = self.values.cpu(), self.indices.cpu()
+        rows = indices.tolist()
+        return Top(indices, values, rows if ids is None else [[ids[i] for i in row] for row in rows])
 
 
 def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -115,6 +118,8 @@ def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     >>> stable_top(torch.tensor([[1.0, 2.0, 2.0, 2.0]]), 2, largest=True)[1]
     tensor([[1, 2]])
     """
+    if values.device != CPU:
+        return _ordered_top(values, k, largest)
     best, at = values.topk(k, largest=largest)
     last = best[:, -1:]
     equal = (best[:, 1:] == best[:, :-1]).any(1)
@@ -124,6 +129,20 @@ def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
         ordered = values[tied].sort(stable=True, dim=1, descending=largest)
         best[tied], at[tied] = ordered.values[:, :k], ordered.indices[:, :k]
     return best, at
+
+
+def _ordered_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The same without a wait: each value and its place make one integer, so that none are equal.
+
+    >>> _ordered_top(torch.tensor([[-0.0, 2.0, 0.0, -1.0, 2.0]]), 4, largest=True)
+    (tensor([[2., 2., -0., 0.]]), tensor([[1, 4, 0, 2]]))
+    """
+    bits, last = (values + 0.0).view(torch.int32), values.shape[1] - 1  # -0.0 + 0.0 is 0.0
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    order = (order if largest else order.neg_()) << 32
+    order |= torch.arange(last, -1, -1, device=values.device)
+    at = last - (order.topk(k, dim=1).values & 0xFFFFFFFF)
+    return values.gather(1, at), at
 
 
 def check_k(k: int, usable: int, skipped: int = 0, noun: str = "training examples") -> None:
@@ -139,22 +158,29 @@ def check_k(k: int, usable: int, skipped: int = 0, noun: str = "training example
 class ScoreRange:
     """The largest magnitude among the scores of each query, of blocks that come one after the other."""
 
-    def __init__(self, queries: int) -> None:
-        self.largest = torch.zeros(queries)
+    def __init__(self, queries: int, device: torch.device = CPU) -> None:
+        self.largest = torch.zeros(queries, device=device)
 
     def update(self, queries: slice, scores: Tensor) -> Tensor:
-        """Return the scores (q, …) unchanged; raise if one is not finite."""
+        """Return the scores (q, …) unchanged; raise if one is not finite, on a device in `check` only."""
         if scores.numel():
-            axes = tuple(range(1, scores.ndim))
-            largest = torch.linalg.vector_norm(scores, dim=-1)  # one pass, and enough for ordinary scores
-            largest = largest if largest.ndim == 1 else torch.linalg.vector_norm(largest, dim=axes[:-1])
-            if not (largest.min() > _ORDINARY and largest.max() < math.inf):
+            axes, here = tuple(range(1, scores.ndim)), scores.device == CPU
+            if here:
+                largest = torch.linalg.vector_norm(scores, dim=-1)  # one pass, and enough for ordinary scores
+                largest = largest if largest.ndim == 1 else torch.linalg.vector_norm(largest, dim=axes[:-1])
+            if not here or not (largest.min() > _ORDINARY and largest.max() < math.inf):
                 largest = torch.maximum(scores.amax(axes), -scores.amin(axes))  # NaN if one is
-            if not largest.max() < math.inf:
-                query = (queries.start or 0) + int((~largest.isfinite()).nonzero()[0])
-                raise UndeError(f"scores of query {query} are beyond the range of float32: divide {_WAY_OUT}")
             self.largest[queries] = torch.maximum(self.largest[queries], largest)
+            if here:
+                self.check(queries)
         return scores
+
+    def check(self, queries: slice = slice(None)) -> None:
+        """Raise if a score was not finite."""
+        largest = self.largest[queries]
+        if len(largest) and not largest.max() < math.inf:
+            query = (queries.start or 0) + int((~largest.isfinite()).nonzero()[0])
+            raise UndeError(f"scores of query {query} are beyond the range of float32: divide {_WAY_OUT}")
 
     @property
     def ordinary(self) -> bool:
@@ -163,15 +189,15 @@ class ScoreRange:
 
     def underflows(self) -> Tensor:
         """Queries all of whose scores are zero, or too small to have all digits."""
-        return (self.largest < TINY).nonzero()[:, 0]
+        return (self.largest < TINY).nonzero()[:, 0].cpu()
 
 
 def check_underflow(suspects: Tensor, queries: Tensor, blocks: Iterable[Sequence[Tensor]]) -> None:
-    """Raise if the scores of suspects among queries (C, Q, D) with blocks, (n, D) each, are zero by underflow only."""
-    suspects = suspects[queries[:, suspects].any(2).any(0)]  # no gradient, no score
-    exact = queries[:, suspects].double()
+    """Raise if the scores of suspects, with features (C, ·, D), and blocks, (n, D) each, are zero by underflow only."""
+    some = queries.any(2).any(0)  # no gradient, no score
+    exact, suspects = [put(q[some], q.device, torch.float64) for q in queries], suspects[some.cpu()]
     for block in blocks if len(suspects) else ():
-        scores = sum(q @ b.double().T for q, b in zip(exact, block))
+        scores = sum(q @ put(b, b.device, torch.float64).T for q, b in zip(exact, block))
         assert isinstance(scores, Tensor)
         small = scores.any(1).nonzero()[:, 0]
         if len(small):

@@ -8,6 +8,7 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,15 +19,18 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.devices import CPU, put
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike
-from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_finite, check_underflow, cut
+from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_underflow, cut
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QueryFactor, QuerySide, multiply
 from unde.scoring.train_features import TrainFeatures
+
+RESULT_SHARE = 8  # results that take at most 1/8 of the memory of a device are copied from there at once
 
 
 class Rescorer(Protocol):
@@ -123,11 +127,12 @@ class GroupScores(Scores):
         w = self.align_weights(weights)
         if self.train.workers is not None:
             return self.train.workers.total(self, w)
-        out = _empty(*self.shape)
-        for rows, q, part in self.totals(w, into=out):
-            if part.data_ptr() != out[q, rows].data_ptr():
+        out = self._results(*self.shape)
+        here = out if out.device == self.train.device else None
+        for rows, q, part in self.totals(w, into=here):
+            if here is None or not self.method.linear or self.method.groupwise:  # else it is in place
                 out[q, rows] = part
-        return out
+        return out.cpu()
 
     def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
         """The k best training examples of each query."""
@@ -149,12 +154,13 @@ class GroupScores(Scores):
                 f"by_group() of {q} × {n} × {m} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = _empty(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
+        out = self._results(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
         whole = out.transpose(1, 2)
-        for rows, part in self._stream(slice(0, q), out.transpose(0, 1)):
-            if self.method.groupwise:
+        here = out.transpose(0, 1) if out.device == self.train.device else None
+        for rows, part in self._stream(slice(0, q), here):
+            if here is None or self.method.groupwise:
                 whole[:, rows] = part
-        return whole
+        return whole.cpu()
 
     def rescore(
         self,
@@ -233,12 +239,13 @@ class GroupScores(Scores):
     def spare(self) -> int:
         """Bytes of the budget that are left beside the features of both sides."""
         row = 4 * self.queries.shape[0] * self.queries.shape[2]
-        return budget.spare(row * self.train.examples, row * self._most, self.queries.nbytes, self.memory)
+        sides = row * self.train.examples, row * self._most, self.queries.nbytes
+        return budget.spare(*sides, self.block_memory)
 
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
         count = len(range(*queries.indices(len(self))))
-        out = torch.empty(count, self.train.examples, len(self.partition))
+        out = torch.empty(count, self.train.examples, len(self.partition), device=self.train.device)
         for rows, part in self.stream(queries):
             out[:, rows] = part
         return out
@@ -253,25 +260,25 @@ class GroupScores(Scores):
     def _stream(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
         """As `stream`, put `into` (M, q, N) unless that is None."""
         factors, (_, count, _) = self.query_side.factors(queries), self.queries[:, queries].shape
-        m, sizes = len(self.partition), ScoreRange(count)
+        m, sizes, cpu = len(self.partition), ScoreRange(count, self.train.device), self.train.device == CPU
         # An array takes a whole block at once: products of one group with few rows are slow.
         joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
         whole = into is not None and not joint and not self.method.groupwise
         step = self.train.examples if whole else budget.rows_per_block(count, m, self.spare)
-        reach = [
-            max((float(f.queries.norm()) for f in of_checkpoint), default=0.0) for of_checkpoint in factors
-        ]
+        norms = [[float(f.queries.norm()) for f in some] for some in factors] if cpu else []  # which waits
+        reach = [max(some, default=0.0) for some in norms]
         for block_rows, blocks in self.train.runs():
             for rows in cut(block_rows, step):
                 local = slice(rows.start - block_rows.start, rows.stop - block_rows.start)
                 some = [block[local] for block in blocks]
                 out = self._multiply(factors, some, count, None if into is None else into[:, :, rows])
-                if not (sizes.ordinary and self._in_range(reach, some)):
+                if not (cpu and sizes.ordinary and self._in_range(reach, some)):
                     sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self.final_context(queries, rows))
                 yield rows, parts
+        sizes.check()
         if len(suspects := sizes.underflows()):
             self._check_underflow(torch.arange(len(self))[queries][suspects], torch.ones(m))
 
@@ -291,9 +298,9 @@ class GroupScores(Scores):
                 if product is not None:  # it is all there is, and need not be copied
                     out = product if eta == 1 else product.mul_(eta)
                     continue
-                out = torch.empty(m, count, n) if out is None else out
+                out = blocks[0].new_empty(m, count, n) if out is None else out
                 factor.multiply(out[factor.at.groups], block, eta, c > 0 or factor.at.add)
-        out = torch.empty(m, count, n) if out is None else out
+        out = blocks[0].new_empty(m, count, n) if out is None else out
         for j in set(range(m)) - {j for f in factors[0] for j in range(m)[f.at.groups]}:
             out[j].zero_()  # a group without columns
         return out
@@ -302,15 +309,16 @@ class GroupScores(Scores):
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
         if self.method.linear:
             return linear
-        return self.method.final(linear, self.final_context(queries, train), weights.to(linear))
+        w = put(weights, linear.device, linear.dtype)
+        return self.method.final(linear, self.final_context(queries, train), w)
 
     def final_context(self, queries: slice, train: slice | Tensor) -> FinalContext:
         """What `final` may ask about a block."""
         return FinalContext(
             query_squares=lambda: self.query_side.squared_norms[queries],
-            train_squares=lambda: self.train_squares[train],
-            leverage=lambda: self.leverage[train],
-            extra_values=lambda: self.extra_values[train],
+            train_squares=lambda: put(self.train_squares[train], self.train.device),
+            leverage=lambda: put(self.leverage[train], self.train.device),
+            extra_values=lambda: put(self.extra_values[train], self.train.device),
         )
 
     # --- blocks of totals ---------------------------------------------------------------------------------
@@ -319,10 +327,11 @@ class GroupScores(Scores):
         self, w: Tensor, k: int, largest: bool, only: int | None = None, sizes: ScoreRange | None = None
     ) -> TopK:
         """The k best of the training blocks, computed in this process; of all blocks of queries, or one."""
-        skipped, best = self.train.skipped(), TopK(len(self), k, largest)
+        skipped, best = self.train.skipped(), TopK(len(self), k, largest, self.train.device)
         for rows, q, part in self.totals(w, only, sizes):
-            out = skipped[rows]
-            best.update(q, rows.start, part.masked_fill(out, best.worst) if out.any() else part)
+            if skipped[rows].any():
+                part = part.masked_fill(put(skipped[rows], part.device), best.worst)
+            best.update(q, rows.start, part)
         return best
 
     def totals(
@@ -340,17 +349,20 @@ class GroupScores(Scores):
         if self.method.groupwise:  # weights act on what is no longer linear in the features
             for streams in zip(*[self.stream(q) for q in query_blocks]):
                 for q, (rows, parts) in zip(query_blocks, streams):
-                    yield rows, q, parts @ w
+                    yield rows, q, parts @ put(w, parts.device)
             return
-        seen = sizes or ScoreRange(len(self))
+        seen, final = (ScoreRange(len(self), self.train.device) for _ in range(2))
+        seen = sizes or seen
         for block, factors, rows, blocks in self._facing(w, query_blocks):
-            for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.memory)):
+            for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.block_memory)):
                 some = factors[:, q.start - block.start : q.stop - block.start]
                 out = into[q, rows] if into is not None and self.method.linear else None
                 linear = seen.update(q, _products(some, blocks, out))
                 if not self.method.linear:
-                    linear = check_finite(self.finish(linear, w, q, rows), "scores")
+                    linear = final.update(q, self.finish(linear, w, q, rows))
                 yield rows, q, linear
+        for found in (seen, final):
+            found.check()
         if sizes is None:
             self.check_underflow(seen, w)
 
@@ -363,7 +375,7 @@ class GroupScores(Scores):
         each block. Else K is applied to each block of queries once, and training features are read for each.
         """
         if len(query_blocks) > 1 and self.train.kernel_blocks is None:
-            for rows, blocks in self.train.blocks():
+            for rows, blocks in self.train.runs():
                 for block in query_blocks:
                     yield block, self._select_block(block).query_side.precondition(w), rows, blocks
             return
@@ -377,10 +389,10 @@ class GroupScores(Scores):
             self._check_underflow(suspects, w)
 
     def _check_underflow(self, suspects: Tensor, w: Tensor) -> None:
-        blocks = (block for _, block in self.train.blocks())
-        check_underflow(suspects, self.query_side.precondition(w), blocks)
+        blocks = (block for _, block in self.train.runs())
+        check_underflow(suspects, self._select_block(suspects).query_side.precondition(w), blocks)
 
-    def _select_block(self, queries: slice) -> GroupScores:
+    def _select_block(self, queries: slice | Tensor) -> GroupScores:
         return replace(self, queries=self.queries[:, queries])
 
     @property
@@ -389,11 +401,24 @@ class GroupScores(Scores):
         step = budget.queries_per_block(
             4 * self.queries.shape[0] * self.queries.shape[2],
             self.train.kernel_blocks is not None,
-            self.memory,
+            self.block_memory,
         )
         if self.method.groupwise:
-            step = max(1, self.memory // (64 * len(self.partition) * self._most))
+            step = max(1, self.block_memory // (64 * len(self.partition) * self._most))
         return list(cut(slice(0, len(self)), step))
+
+    @property
+    def block_memory(self) -> int:
+        """Bytes that blocks of both sides and of scores may take: on a device that of the index."""
+        there = self.train.block_memory
+        return self.memory if there is None else there // 2
+
+    def _results(self, *shape: int) -> Tensor:
+        """Uninitialized: where blocks are, so that the host waits for all of them at once, or on the host."""
+        device = self.train.device
+        if device != CPU and 4 * math.prod(shape) <= self.block_memory // RESULT_SHARE:
+            return torch.empty(shape, device=device)
+        return _empty(*shape)
 
     @property
     def _most(self) -> int:
@@ -404,7 +429,7 @@ class GroupScores(Scores):
 
     def self_contributions(self, blocks: Tensor, train: Tensor) -> Tensor:
         """(n, M) contributions of training examples `train`, these queries, to themselves; blocks are (C, n, D)."""
-        parts = torch.zeros(len(self), len(self.partition))
+        parts = torch.zeros(len(self), len(self.partition), device=blocks.device)
         factors = self.query_side.factors(slice(0, len(self)))
         for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, factors, blocks):
             for at, q, _ in of_checkpoint:
@@ -436,7 +461,7 @@ class GroupScores(Scores):
 
 def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor], out: Tensor | None) -> Tensor:
     """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints; in `out` unless that is None."""
-    out = torch.empty(len(queries[0]), len(blocks[0])) if out is None else out
+    out = blocks[0].new_empty(len(queries[0]), len(blocks[0])) if out is None else out
     for c, (q, block) in enumerate(zip(queries, blocks)):
         multiply(out, q, block, add=c > 0)
     return out

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.groups import Groups
 from unde.onednn import each_faster_by_onednn, faster_by_onednn, times, times_each
 from unde.scoring.train_features import TrainFeatures
@@ -75,7 +76,8 @@ class QuerySide:
         for j, c in self.runs:
             column[c] = w[j]
         eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
-        return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
+        device = self.train.device
+        return put(self.queries, device) * put((eta.unsqueeze(1) * column).unsqueeze(1), device)
 
     def precondition(self, w: Tensor) -> Tensor:
         """(C, Q, D): what is multiplied with blocks for weighted totals."""
@@ -86,7 +88,7 @@ class QuerySide:
 
     def factors(self, queries: slice) -> list[list[QueryFactor]]:
         """For each checkpoint, what is multiplied with which columns for which groups."""
-        features = self.queries[:, queries]
+        features = put(self.queries[:, queries], self.train.device)
         if self.train.kernel_blocks is None:
             return [[_factor(q, at) for at in batches(self.runs)] for q in features]
         return [self._precondition_groups(c, q) for c, q in enumerate(features)]
@@ -127,7 +129,7 @@ class QuerySide:
         out = torch.zeros(self.queries.shape[2])
         for c in columns:
             out[c] = 1
-        return out
+        return put(out, self.train.device)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -137,10 +139,10 @@ class QuerySide:
     @cached_property
     def squared_norms(self) -> Tensor:
         """(Q, M) squared norms of the features of each group, summed over checkpoints with η."""
-        out = torch.zeros(self.queries.shape[1], len(self.partition))
+        out = torch.zeros(self.queries.shape[1], len(self.partition), device=self.train.device)
         for eta, q in zip(self.train.checkpoint_weights, self.queries):
             for j, c in self.runs:
-                out[:, j] += eta * q[:, c].square().sum(1)
+                out[:, j] += eta * put(q[:, c], out.device).square().sum(1)
         return out
 
 

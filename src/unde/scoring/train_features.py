@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unde.devices import CPU, put
 from unde.errors import UndeError
 
 
@@ -33,6 +34,8 @@ class TrainFeatures(ABC):
         cuts: Training examples of each block, in order.
         ids: The users' names of the training examples.
         kernel_blocks: Columns that K mixes with one another, where it acts on the query side; else None.
+        device: Where blocks are, and scores are computed.
+        block_memory: Bytes that scores may take there; None for the memory budget.
         workers: Other processes that compute scores, if there are some.
     """
 
@@ -42,6 +45,8 @@ class TrainFeatures(ABC):
     cuts: Sequence[slice]
     ids: Sequence[Any] | None = None
     kernel_blocks: Sequence[Sequence[slice]] | None = None
+    device: torch.device = CPU
+    block_memory: int | None = None
 
     @property
     def examples(self) -> int:
@@ -71,6 +76,7 @@ class TrainFeatures(ABC):
 
     def block_rows(self, s: int, local: Tensor) -> list[Tensor]:
         """Some rows of a block, by their position in it."""
+        local = put(local, self.device)
         return [part.index_select(0, local) for part in self.block(s)]
 
     def apply_kernel(self, checkpoint: int, queries: Tensor) -> Tensor:
@@ -111,6 +117,7 @@ class SelectedFeatures(TrainFeatures):
         self.features, self.which = features, which
         self.units, self.columns = features.units, features.columns
         self.checkpoint_weights, self.kernel_blocks = features.checkpoint_weights, features.kernel_blocks
+        self.device, self.block_memory = features.device, features.block_memory
         self.ids = None if features.ids is None else [features.ids[i] for i in which.tolist()]
         self._parts = locate(which, features.cuts)
         ends = torch.tensor([len(local) for _, local in self._parts]).cumsum(0).tolist()

@@ -188,7 +188,7 @@ class Int4(Float32):
         self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
     ) -> Tensor:
         if out is None:
-            out = torch.empty(len(shard["features"]), columns[-1].stop)
+            out = torch.empty(len(shard["features"]), columns[-1].stop, device=shard["features"].device)
         for units, size, half, blocks, at in self._runs(columns):
             x = out[:, at.columns].unflatten(1, (units, size))
             both = shard["features"][:, at.bytes].unflatten(1, (units, half))

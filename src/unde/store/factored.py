@@ -93,7 +93,7 @@ class Factored(Codec):
         self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
     ) -> Tensor:
         if out is None:
-            out = torch.empty(len(shard["features"]), columns[-1].stop)
+            out = torch.empty(len(shard["features"]), columns[-1].stop, device=shard["features"].device)
         for run in self._runs(columns):
             numbers, scale = shard["features"][:, run.numbers], shard["scale"][:, run.scales]
             if run.sides is None:
