@@ -18,6 +18,13 @@ def device():
     return name
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Gradients in this thread: those of devices begin with the first gradient of a process, maybe without this one."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
 @pytest.fixture
 def pretended(device):
     """The pretended device with its counts at zero."""
