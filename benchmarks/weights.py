@@ -68,7 +68,7 @@ def solvers(values: Tensor, ks: tuple[int, ...], turns: int) -> list[dict[str, A
         unweighted = float(problem.values(torch.ones(data.groups)).mean())
         runs: dict[str, Callable[[], Any]] = {
             "fixed-point": lambda p=problem: fixed_point(p, 0.0),
-            "adamw": lambda p=problem: adamw(p, 0.0, EPOCHS, LEARNING_RATE, 0),
+            "adamw": lambda p=problem: adamw([p], [0.0], epochs=EPOCHS, lr=LEARNING_RATE)[0],
         }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         told: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def solvers(values: Tensor, ks: tuple[int, ...], turns: int) -> list[dict[str, A
 
 
 def default(values: Tensor) -> dict[str, Any]:
-    """`learn_weights(scores)` as it is, of scores that no model can judge: k is 5 % of the examples."""
+    """`learn_weights(scores)` as it is: Algorithm 1 of the paper."""
     scores = from_arrays(values, memory=16 * GB)
     seconds, weights, beside = measured(lambda: learn_weights(scores))
     return {"seconds": seconds, "bytes_beside_contributions": beside, "k": weights.provenance["k"]}
@@ -129,7 +129,7 @@ def streamed(values: Tensor, memory: int) -> dict[str, Any]:
             _ = (
                 fixed_point(problem, 0.1)
                 if name == "fixed-point"
-                else adamw(problem, 0.0, 1, LEARNING_RATE, 0)
+                else adamw([problem], [0.0], epochs=1, lr=LEARNING_RATE)
             )
 
         seconds, _, beside = measured(run)

@@ -17,7 +17,7 @@ OPTIONAL = {
 MADE = {"Comparison", "FineGrained"}  # by functions, and shown there
 PUBLIC = [
     *(getattr(unde.evaluate, name) for name in unde.evaluate.__all__ if name not in MADE),
-    *(unde.Weights, unde.learn_weights, importlib.import_module("unde.weights.cross_validate").choose),
+    *(unde.Weights, unde.learn_weights),
 ]
 
 

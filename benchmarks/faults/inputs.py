@@ -161,7 +161,7 @@ def in_python(folder: Path) -> dict[str, Callable[[], object]]:
         "learn with k=10**6": lambda: learn_weights(one, k=10**6, weight_decay=0.1),
         "learn with negative decay": lambda: learn_weights(one, k=2, weight_decay=-1.0),
         "learn with nan decay": lambda: learn_weights(one, k=2, weight_decay=float("nan")),
-        "learn with another loss": lambda: learn_weights(one, k=2, weight_decay=0.1, loss="nope"),
+        "learn with another objective": lambda: learn_weights(one, k=2, weight_decay=0.1, objective="nope"),
         "learn with another solver": lambda: learn_weights(one, k=2, weight_decay=0.1, solver="nope"),
         "lds of other shapes": lambda: evaluate.lds(totals, masks[:, :5], np.ones((4, 3))),
         "lds of other queries": lambda: evaluate.lds(totals, masks, np.ones((4, 7))),

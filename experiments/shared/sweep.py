@@ -34,12 +34,10 @@ Learned = Callable[[Cell, str], Mapping[str, Weights]]
 
 
 def objective(scores: GroupScores, **given: Any) -> Weights:
-    """The paper's objective as it stands, with the k and the decay that version 0.1 had unless others are `given`.
-
-    Nothing is judged: with its defaults `learn_weights` asks self-retrieval, which confirms few candidates on these
-    banks, and nearly all columns would be those of uniform weights.
-    """
-    return learn_weights(scores, **({"k": 3, "weight_decay": 0.1 if scores.method.linear else 1.0} | given))
+    """The paper's objective with the solver, the k and the decay that version 0.1 had unless others are `given`."""
+    fast = scores.method.linear and given.get("objective") != "no-norm"
+    usual = {"k": 3, "weight_decay": 0.1, "solver": "fixed-point"} if fast else {"k": 3, "weight_decay": 1.0}
+    return learn_weights(scores, **(usual | given))
 
 
 @cache

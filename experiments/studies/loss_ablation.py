@@ -25,7 +25,7 @@ COUNT = 200  # images
 
 def learn(cell: Cell, title: str) -> dict[str, Weights]:
     scores = cell.learn_scores(title)
-    weights = {loss: objective(scores, loss=loss) for loss in LOSSES}
+    weights = {loss: objective(scores, objective=loss) for loss in LOSSES}
     if cell.domain == "diffusion":
         weights["supervised"] = supervised(cell, cell.methods[title])
     return weights
@@ -56,4 +56,4 @@ def supervised(cell: Cell, method: Method) -> Weights:
         columns = straight_journeys(columns)
     index = cell.index_for(method)
     scores = index.score(index.features(columns), method)
-    return objective(scores, loss="supervised", positives=rows.tolist())
+    return objective(scores, objective="supervised", positives=rows.tolist())

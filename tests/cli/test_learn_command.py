@@ -39,24 +39,34 @@ def test_learn_passes_its_options_on(large):
 
 
 def test_learn_from_the_queries_of_a_setup(large):
-    run("learn", "--index", "idx", "--queries", "learn", "--k", "5", "--weight-decay", "0.5", "--no-trust")
+    options = (
+        "--objective top-k-bottom-k --k 4 --weight-decay 0.25 --epochs 3 --lr 0.02 --penalty 0.5 --noise 0.1"
+    )
+    run("learn", "--index", "idx", "--queries", "learn", *options.split(), "--no-trust")
     told = Weights.load("weights.json").provenance
-    assert (told["k"], told["weight_decay"], told["queries"]) == (5, 0.5, 8)
-    text = run("learn", large, "--index", "idx", "--queries", "learn", "--k", "auto", "--out", "auto.json")
-    assert "copies that find their original" in text
-    tried = Weights.load("auto.json").provenance["candidates"]
-    assert len({c["k"] for c in tried}) > 1 and len({c["weight_decay"] for c in tried}) > 1
+    asked = {
+        "k": 4,
+        "weight_decay": 0.25,
+        "epochs": 3,
+        "lr": 0.02,
+        "penalty": 0.5,
+        "noise": 0.1,
+        "queries": 8,
+    }
+    assert {name: told[name] for name in asked} == asked and told["objective"]["name"] == "top-k-bottom-k"
+    run("learn", large, "--index", "idx", "--queries", "learn", "--solver", "fixed-point", "--no-trust")
+    told = Weights.load("weights.json").provenance
+    assert (told["solver"], told["k"], told["weight_decay"]) == ("fixed-point", 5, 0.1)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ("--k 3", "--k belongs to learning from queries: add --queries FILE .*--queries learn"),
-        ("--loss top-k --weight-decay 1", "--weight-decay, --loss belong to learning from queries"),
+        ("--objective top-k --weight-decay 1", "--objective, --weight-decay belong to learning from queries"),
         ("--queries learn --examples 50", "--examples belongs to learning from the index alone"),
         ("--perturb pixels", "unknown perturb 'pixels'"),
-        ("--queries learn --k three", "--k is 'three': expected a whole number, or auto"),
-        ("--queries learn --weight-decay x", "--weight-decay is 'x': expected a number, or auto"),
+        ("--queries learn --solver newton", "unknown solver 'newton'"),
         ("--queries eval", "queries as texts go with --hf-model: .* brings its own"),
         ("--out nowhere/w.json", "no folder nowhere for --out nowhere/w.json"),
     ],

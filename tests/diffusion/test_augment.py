@@ -180,7 +180,7 @@ def test_supervised_weights_from_changed_images():
     known = torch.einsum("qd,nd->qn", queries.flatten(1), images.flatten(1)) / 100
     noise = torch.randn(known.shape, generator=g)
     scores = ArrayScores(torch.stack([known, noise], 2), ["known", "noise"])
-    w = learn_weights(scores, loss="supervised", positives=positives, weight_decay=0.0)
+    w = learn_weights(scores, objective="supervised", positives=positives, weight_decay=0.0)
     assert w.values[0] > 1.5
 
 

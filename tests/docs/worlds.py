@@ -173,7 +173,11 @@ def weights() -> dict[str, Any]:
     language()
     words = "unde build --hf-model my-gpt2 --data train.jsonl --method tracin --out runs/lm"
     run(Command(words.split()))
-    return indexed()
+    given = indexed()
+    draw = torch.Generator().manual_seed(0)
+    sizes = {"masks": len(given["index"]), "utility": len(given["queries"][0])}
+    bank = {name: torch.randn(8, size, generator=draw) for name, size in sizes.items()}
+    return {**given, **bank, "masks": bank["masks"] > 0}
 
 
 def stores() -> dict[str, Any]:

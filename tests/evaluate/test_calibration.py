@@ -174,7 +174,7 @@ def test_crossfit_shows_no_model_and_query_to_who_predicts_it(monkeypatch):
 
     monkeypatch.setattr(calibration, "select", watched)
     calibration.crossfit({"a": resolved}, utility)
-    folds = calibration._folds(S, Q, 0)
+    folds = calibration.crossfit_folds(S, Q, 0)
     assert len(seen) == len(folds)
     covered = np.zeros((S, Q), dtype=int)
     for (models, queries), truth in zip(folds, seen):

@@ -13,47 +13,47 @@ from unde.weights.fixed_point import fixed_point
 from unde.weights.nnls import nonnegative_minimum, units
 from unde.weights.objective import WeightProblem, objective, select
 
-LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
+OBJECTIVES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 POSITIVES = torch.arange(12) * 3
 
 
-def problem_of(values, loss="top-k", k=5, **options) -> WeightProblem:
-    positives = POSITIVES if loss == "supervised" else None
+def problem_of(values, name="top-k", k=5, **options) -> WeightProblem:
+    positives = POSITIVES if name == "supervised" else None
     data = Contributions(FakeScores(values, **options))
-    return WeightProblem(data, torch.arange(len(values)), k, loss, positives)
+    return WeightProblem(data, torch.arange(len(values)), k, name, positives)
 
 
-def regularised(values, w, loss, weight_decay, k=5) -> torch.Tensor:
+def regularised(values, w, name, weight_decay, k=5) -> torch.Tensor:
     """J of the module's docstring, from the scores, in float64: F/F₁ − λ′/2 · (squared variation of w)."""
     values = values.double()
 
     def each(weights):
-        return objective(values @ weights, k, loss, POSITIVES)
+        return objective(values @ weights, k, name, POSITIVES)
 
     variation = w.var(correction=0) / w.mean() ** 2
     return each(w).mean() / each(torch.ones_like(w)).abs().mean() - weight_decay / 2 * variation
 
 
-def violation(values, w, loss, weight_decay) -> float:
+def violation(values, w, name, weight_decay) -> float:
     """How far w is from the first-order conditions, in units in which all groups have the same size."""
     size = values.double().flatten(0, 1).norm(dim=0)
     u = (w * size).requires_grad_()
-    (slope,) = torch.autograd.grad(regularised(values, u / size, loss, weight_decay), u)
+    (slope,) = torch.autograd.grad(regularised(values, u / size, name, weight_decay), u)
     u, slope = u.detach() / u.norm(), slope * u.norm()
     return ((u + slope).clamp_min(0) - u).abs().max().item()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1, 3.0])
-def test_first_order_conditions_of_the_true_objective_hold(loss, weight_decay):
+def test_first_order_conditions_of_the_true_objective_hold(name, weight_decay):
     values = random_scores(groups=8)
-    fit = fixed_point(problem_of(values, loss), weight_decay)
+    fit = fixed_point(problem_of(values, name), weight_decay)
     uniform = torch.ones(8, dtype=torch.float64)
     assert fit.converged
-    assert violation(values, uniform, loss, weight_decay) > 1e-3
-    assert violation(values, fit.weights, loss, weight_decay) < 1e-7
-    risen = regularised(values, fit.weights, loss, weight_decay)
-    assert risen > regularised(values, uniform, loss, weight_decay) + 0.001
+    assert violation(values, uniform, name, weight_decay) > 1e-3
+    assert violation(values, fit.weights, name, weight_decay) < 1e-7
+    risen = regularised(values, fit.weights, name, weight_decay)
+    assert risen > regularised(values, uniform, name, weight_decay) + 0.001
 
 
 def test_some_weights_are_zero_and_the_conditions_hold_there():
@@ -95,7 +95,7 @@ def test_of_equal_examples_the_earlier_are_selected_however_they_stream(rows):
 
 def test_reaches_what_algorithm_1_converges_to():
     problem = problem_of(random_scores(queries=30, examples=200, groups=8), k=10)
-    long = adamw(problem, weight_decay=0.0, epochs=60, lr=0.05, seed=0)
+    long = adamw([problem], [0.0], epochs=60, lr=0.05)[0]
     fit = fixed_point(problem, 0.0)
     reached, goal = (problem.values(f.weights.float()).mean().item() for f in (fit, long))
     assert goal > 1.02 * fit.unweighted
@@ -156,17 +156,17 @@ def test_dead_and_equal_groups_and_queries_without_contributions():
 
 
 def test_all_zero_contributions_are_refused():
-    for solve in (lambda p: fixed_point(p, 0.1), lambda p: adamw(p, 0.1, 1, 0.01, 0)):
+    for solve in (lambda p: fixed_point(p, 0.1), lambda p: adamw([p], [0.1], epochs=1, lr=0.01)):
         with pytest.raises(UndeError, match="all contributions are zero"):
             solve(problem_of(torch.zeros(3, 20, 2)))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize(("memory", "rows"), [(12 * 16 * 64, 13), (2 * 16 * 64, 25)])
-def test_streamed_weights_are_those_in_memory(loss, memory, rows):
+def test_streamed_weights_are_those_in_memory(name, memory, rows):
     values = random_scores(groups=8)  # the smaller budget does not hold the matrices G_q of all queries
-    whole = problem_of(values, loss)
-    tight = problem_of(values, loss, memory=memory, rows=rows)
+    whole = problem_of(values, name)
+    tight = problem_of(values, name, memory=memory, rows=rows)
     expected, got = fixed_point(whole, 0.1), fixed_point(tight, 0.1)
     torch.testing.assert_close(got.weights, expected.weights, rtol=1e-6, atol=1e-8)
     assert tight.data.source.largest <= 4 * 12 * rows * 8 < whole.data.source.largest

@@ -14,7 +14,7 @@ def test_spread_is_the_deviation_over_all_pairs():
 
 def test_noise_has_the_deviation_asked_for_and_no_mean():
     noise = Noise(torch.tensor([1.0, 100.0]), seed=0)
-    drawn = noise.add(torch.zeros(4, 5000, 2), slice(0, 4), slice(0, 5000))
+    drawn = noise.add(torch.zeros(4, 5000, 2), range(4), slice(0, 5000))
     # 20,000 draws: the deviation is within 4 standard errors, 1/√(2·20000), of the truth.
     torch.testing.assert_close(drawn.flatten(0, 1).std(0), noise.deviation, rtol=0.02, atol=0)
     assert (drawn.flatten(0, 1).mean(0) / noise.deviation).abs().max() < 0.03
@@ -23,12 +23,12 @@ def test_noise_has_the_deviation_asked_for_and_no_mean():
 
 def test_noise_of_a_pair_depends_on_the_seed_and_not_on_the_blocks():
     noise = Noise(torch.ones(3), seed=5)
-    whole = noise.add(torch.zeros(4, 3000, 3), slice(0, 4), slice(0, 3000))
+    whole = noise.add(torch.zeros(4, 3000, 3), range(4), slice(0, 3000))
     for start, stop in ((0, 1), (1000, 1100), (1023, 2049), (2999, 3000)):
-        part = noise.add(torch.zeros(2, stop - start, 3), slice(1, 3), slice(start, stop))
+        part = noise.add(torch.zeros(2, stop - start, 3), [1, 2], slice(start, stop))
         assert torch.equal(part, whole[1:3, start:stop])
     first, second = (
-        Noise(torch.ones(3), seed).add(torch.zeros(1, 50, 3), slice(0, 1), slice(0, 50)) for seed in (0, 1)
+        Noise(torch.ones(3), seed).add(torch.zeros(1, 50, 3), [0], slice(0, 50)) for seed in (0, 1)
     )
     assert not torch.equal(first, second)
 

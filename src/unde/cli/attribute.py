@@ -287,6 +287,10 @@ def evaluate(
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
     utility: Annotated[str, option("which utility of the bank belongs to the queries")] = "eval",
+    search: Annotated[
+        bool, option("choose k and weight decay by the bank, as in the paper, and measure that cross-fitted")
+    ] = False,
+    out: Annotated[Any, place_option("where to save the weights of --search", "--out")] = None,
     format: Annotated[str, option("table or json")] = "table",
     uncalibrated: Uncalibrated = False,
 ) -> None:
@@ -301,6 +305,8 @@ def evaluate(
     `unde evaluate --index runs/idx --queries eval.jsonl --bank runs/bank.npz --weights weights.json`
 
     `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
+
+    `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --search --out weights.json`
     """
     from unde.cli.project import Project, cached_scores, load_weights
     from unde.evaluate import Bank, compare, lds, paired
@@ -308,6 +314,12 @@ def evaluate(
     from unde.scoring.data_splits import shared
 
     check_format(format, "table", "json")
+    if search and weights is not None:
+        raise UndeError("--search learns weights of its own: leave out --weights")
+    if out is not None:
+        if not search:
+            raise UndeError("--out saves the weights of --search: add --search, or leave it out")
+        check_out(out)
     project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
     rows = project.disjoint_queries("eval")
     opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
@@ -323,6 +335,9 @@ def evaluate(
             f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
             "calibration out (--uncalibrated)"
         )
+    if search:
+        _search(scores, masks, values, out, format)
+        return
     learned: Any = scores.default_weights
     if weights is not None:
         learned = load_weights(weights, scores.groups, scores.query_digests)
@@ -360,3 +375,17 @@ def evaluate(
                 f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
                 f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
             )
+
+
+def _search(scores: GroupScores, masks: Any, utility: Any, out: Any, format: str) -> None:
+    """Print what the paper's search finds on these queries, and save its weights."""
+    from unde.evaluate import search
+
+    result = search(scores, (masks, utility))
+    if format == "json":
+        console.echo(json.dumps(result.as_dict(), indent=1))
+    else:
+        console.echo(f"{result.table()}\n{result}")
+    if out is not None:
+        result.weights.save(out)
+        console.note(f"{out}: {result.weights}. They were learned on these queries: use them on other ones")

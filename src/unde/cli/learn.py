@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from unde import console
 from unde.cli.options import (
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from unde.cli.project import Project
 
 
-Number = TypeVar("Number", int, float)
 _queries_option = partial(option, panel="With --queries")
 
 
@@ -46,7 +44,7 @@ def learn(
             "(default: what the task knows)"
         ),
     ] = None,
-    seed: Annotated[int, option("of which examples are drawn, and of the adamw solver")] = 0,
+    seed: Annotated[int, option("of which examples are drawn, and of adamw")] = 0,
     no_trust: NoTrust = False,
     queries: Annotated[
         str | None,
@@ -55,29 +53,33 @@ def learn(
             metavar="FILE",
         ),
     ] = None,
-    k: Annotated[
-        str | None,
-        _queries_option(
-            "top-ranked examples taken for true; auto (the default) tries several", metavar="NUMBER"
-        ),
-    ] = None,
-    weight_decay: Annotated[
-        str | None,
-        _queries_option(
-            "pull towards the unweighted method; auto (the default) tries several", metavar="NUMBER"
-        ),
-    ] = None,
-    loss: Annotated[
+    objective: Annotated[
         str | None, _queries_option("top-k (the default), bottom-k, top-k-bottom-k or no-norm")
     ] = None,
-    solver: Annotated[str | None, _queries_option("fixed-point or adamw")] = None,
+    k: Annotated[int | None, _queries_option("top-ranked examples taken for true (default: 5)")] = None,
+    weight_decay: Annotated[
+        float | None,
+        _queries_option("pull towards the unweighted method (default: 0.5; 0.1 of fixed-point)"),
+    ] = None,
+    solver: Annotated[
+        str | None, _queries_option("adamw (the paper's Algorithm 1, the default) or fixed-point")
+    ] = None,
+    epochs: Annotated[int | None, _queries_option("epochs of adamw (default: 10)")] = None,
+    lr: Annotated[float | None, _queries_option("learning rate of adamw (default: 0.01)")] = None,
+    penalty: Annotated[
+        float | None, _queries_option("λ of the paper's Eq. 6, beside the decay (default: 0)")
+    ] = None,
+    noise: Annotated[
+        float | None,
+        _queries_option("noise on contributions, in standard deviations of each group (default: 0)"),
+    ] = None,
     query_field: QueryField = None,
     uncalibrated: Uncalibrated = False,
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
 
     Without --queries, weights are learned with which perturbed training examples find their originals; weights that
-    would not help stay uniform. With --queries, weights follow the paper's objective; the queries must be neither in
+    would not help stay uniform. With --queries, weights follow the paper's Algorithm 1; the queries must be neither in
     the training data nor in the evaluation data.
 
     Examples:
@@ -93,9 +95,14 @@ def learn(
     from unde.cli.project import Project, cached_scores
     from unde.weights import learn_weights
 
-    with_queries = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver}
-    with_queries["query-field"] = query_field
-    _check(queries, with_queries, {"examples": examples, "perturb": perturb}, out)
+    settings = {
+        "objective": objective, "k": k, "weight_decay": weight_decay, "solver": solver, "epochs": epochs, "lr": lr,
+        "penalty": penalty, "noise": noise,
+    }  # fmt: skip
+    with_queries = {name.replace("_", "-"): value for name, value in settings.items()}
+    _check(
+        queries, with_queries | {"query-field": query_field}, {"examples": examples, "perturb": perturb}, out
+    )
     model = model.remembered(index)
     texts = None if queries is None or (model.target is not None and queries == "learn") else Path(queries)
     project = Project(model, index=index, learn=texts, query_field=query_field)
@@ -105,15 +112,8 @@ def learn(
     else:
         rows = project.disjoint_queries("learn")
         opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
-        weights = learn_weights(
-            cached_scores(opened, rows, method),
-            k=_number("k", k, int, "a whole number"),
-            weight_decay=_number("weight-decay", weight_decay, float, "a number"),
-            loss=loss or "top-k",
-            solver=solver,
-            seed=seed,
-            judge=opened,
-        )
+        chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        weights = learn_weights(cached_scores(opened, rows, method), seed=seed, **chosen)
     weights.save(out)
     if not no_trust:
         try:
@@ -124,7 +124,7 @@ def learn(
 
 
 def _check(
-    queries: str | None, with_queries: dict[str, str | None], without: dict[str, Any], out: StorePath
+    queries: str | None, with_queries: dict[str, Any], without: dict[str, Any], out: StorePath
 ) -> None:
     """Raise on options of the other way of learning, and where weights cannot be saved."""
     add = "add --queries FILE (with MODULE:FUNCTION: --queries learn), or leave it out to learn from the index alone"
@@ -140,15 +140,6 @@ def _check(
     if without["perturb"] not in (None, "weights"):
         raise unknown("perturb", without["perturb"], ("weights",))
     check_out(out)
-
-
-def _number(name: str, text: str | None, kind: Callable[[str], Number], what: str) -> Number | str:
-    if text is None or text == "auto":
-        return "auto"
-    try:
-        return kind(text)
-    except ValueError:
-        raise UndeError(f"--{name} is {text!r}: expected {what}, or auto") from None
 
 
 def calibrate(

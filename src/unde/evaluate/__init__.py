@@ -13,6 +13,7 @@ from unde.evaluate.group_strength import (
 )
 from unde.evaluate.hidden_states import representation_distance, representation_similarity
 from unde.evaluate.metrics import lds, mislabel_auc, mislabel_auc_interval, recall_at_k
+from unde.evaluate.search import WeightSearch, search
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 
 Training = TrainingSpec  # its name before 0.3
@@ -25,6 +26,7 @@ __all__ = [
     "Heatmap",
     "TailPatch",
     "TrainingSpec",
+    "WeightSearch",
     "baseline_scores",
     "bm25",
     "compare",
@@ -40,6 +42,7 @@ __all__ = [
     "recall_strength",
     "representation_distance",
     "representation_similarity",
+    "search",
     "tail_patch",
     "unet_cell",
 ]

@@ -42,9 +42,14 @@ class ChosenSetting:
         """(S, Q) predictions, of unit spread over the models for each query."""
         resolved = predictions[self.setting].astype(np.float64)
         total = resolved.sum(2) if self.weights is None else resolved @ self.weights
-        total = total - total.mean(0)
-        spread = total.std(0)
-        return total / np.where(spread > 0, spread, 1.0)
+        return standardize(total)
+
+
+def standardize(predicted: np.ndarray) -> np.ndarray:
+    """Predictions (S, Q) of mean 0 and unit spread over the models for each query."""
+    centred = predicted - predicted.mean(0)
+    spread = centred.std(0)
+    return centred / np.where(spread > 0, spread, 1.0)
 
 
 def measure(predicted: np.ndarray, utility: np.ndarray) -> Estimate:
@@ -101,7 +106,7 @@ def choose_decay(resolved: np.ndarray, utility: np.ndarray, seed: int = 0) -> fl
     gains = {}
     for decay in DECAYS:
         weighted = np.empty_like(plain)
-        for models, queries in _folds(*utility.shape, seed):
+        for models, queries in crossfit_folds(*utility.shape, seed):
             fit, rest = np.ix_(~models, ~queries), np.ix_(models, queries)
             fitted = fit_to_retrained(resolved[fit], ranked[fit], decay)
             weighted[rest] = ChosenSetting("", fitted).predict({"": resolved})[rest]
@@ -120,7 +125,7 @@ def crossfit(
 ) -> np.ndarray:
     """(S, Q) predictions of every model and query by a selection that saw neither."""
     out = np.empty(utility.shape)
-    for models, queries in _folds(*utility.shape, seed):
+    for models, queries in crossfit_folds(*utility.shape, seed):
         fit = np.ix_(~models, ~queries)
         chosen = select({n: p[fit] for n, p in predictions.items()}, utility[fit], curves, seed + 1)
         out[np.ix_(models, queries)] = chosen.predict(predictions)[np.ix_(models, queries)]
@@ -160,13 +165,15 @@ def jackknife(
     return np.array([np.nanmean(correlation(predicted[s], actual[s])) for s in others])
 
 
-def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def crossfit_folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(S,) and (Q,) bool masks: every pair of a fold of models and a fold of queries."""
     rng = np.random.default_rng(seed)
-    of_model = rng.permutation(np.arange(models) % min(MODEL_FOLDS, models))
+    of_model = rng.permutation(np.arange(models) % max(1, min(MODEL_FOLDS, models)))
     of_query = rng.permutation(np.arange(queries) % min(QUERY_FOLDS, queries))
     return [
-        (of_model == a, of_query == b) for a in range(of_model.max() + 1) for b in range(of_query.max() + 1)
+        (of_model == a, of_query == b)
+        for a in range(of_model.max(initial=0) + 1)
+        for b in range(of_query.max() + 1)
     ]
 
 

@@ -64,7 +64,13 @@ def lds(
     actual = numbers(utility, "utility", "(S, Q)").astype(np.float64)
     _check_axes(total.shape, chosen.shape, actual.shape)
     finite(actual, "utility", ("subset", "query"), "leave out or retrain the subsets that diverged")
-    predicted = _predict(total, chosen)
+    return rank_correlation(predict(total, chosen), actual, chosen, bootstrap=bootstrap, seed=seed)
+
+
+def rank_correlation(
+    predicted: np.ndarray, actual: np.ndarray, masks: np.ndarray, *, bootstrap: int = 0, seed: int = 0
+) -> Estimate:
+    """Spearman's ρ of each query over models, of predictions (S, Q) and utilities (S, Q); see `lds`."""
     per_query = _spearman(predicted, actual, np.ones((1, len(actual))))[:, 0]
     if np.isnan(per_query).all():
         raise UndeError(
@@ -74,7 +80,7 @@ def lds(
     if bootstrap == 0:
         return Estimate(per_query)
     means = _bootstrap(predicted, actual, bootstrap, seed)
-    key = hashlib.sha256(np.packbits(chosen).tobytes() + actual.tobytes() + b"%d %d" % (bootstrap, seed))
+    key = hashlib.sha256(np.packbits(masks).tobytes() + actual.tobytes() + b"%d %d" % (bootstrap, seed))
     return Estimate(per_query, SubsetBootstrap(means, len(actual), key.hexdigest()[:16]))
 
 
@@ -101,7 +107,7 @@ def _fit(shapes: dict[str, tuple[int, ...]]) -> bool:
     return masks[1] == examples and utility == (masks[0], queries)
 
 
-def _predict(total: np.ndarray, masks: np.ndarray) -> np.ndarray:
+def predict(total: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """Σ of each query's scores over each subset, in float64, some queries at a time."""
     members = masks.T.astype(np.float64)  # (N, S)
     step = max(1, _BLOCK_BYTES // (8 * total.shape[1]))

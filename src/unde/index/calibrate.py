@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
@@ -25,6 +25,7 @@ from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
 from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
 from unde.evaluate.calibration import quantile, standard_error
+from unde.evaluate.ground_truth import FEWEST_HALVES, GroundTruth, parse_bank
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
 from unde.index.settings import Candidates
@@ -36,54 +37,13 @@ from unde.tasks.base import Task
 from unde.version import __version__
 from unde.weights import Weights
 
-FEWEST_QUERIES, FEWEST_HALVES = 10, 4
+FEWEST_QUERIES = 10
 MOST_HALVES = 1024  # subsets of the plan: a later call may ask for more than the first
 REPEATED = 2  # halves that are trained with a second seed, after the first few
 SURE_FROM = statistics.FEWEST_FOR_WEIGHTS  # halves before the training may stop early
 SURE_WITHIN = 0.01  # it stops when no other setting is better by more than this LDS, with 95 % confidence
 BATCH = 32  # queries that go through a model at once
 Retrain = Callable[[np.ndarray, int], nn.Module]
-
-
-@dataclass(frozen=True)
-class GroundTruth:
-    """Outcomes of retrained models."""
-
-    masks: np.ndarray  # (S, N) bool, the subsets
-    utility: np.ndarray  # (S, Q), higher is better
-    second_utility: np.ndarray | None = None  # (R, Q) of the subsets `repeated`, trained with another seed
-    repeated: Sequence[int] = ()  # which subsets
-    seconds: float = 0.0  # of all trainings
-
-
-def read_bank(bank: Bank | tuple[Any, Any], queries: int, examples: int) -> GroundTruth:
-    """Outcomes of models that are retrained already."""
-    if isinstance(bank, Bank):
-        fitting = {name: u for name, u in bank.utility.items() if u.shape[1] == queries}
-        if len(fitting) != 1:
-            sets = ", ".join(f"{name!r} {u.shape}" for name, u in bank.utility.items())
-            raise UndeError(
-                f"{len(fitting)} sets of utilities of the bank have as many queries as are given ({queries}); it has "
-                f"{sets}: say which, bank=(bank.masks, bank.utility[name])"
-            )
-        bank = (bank.masks, next(iter(fitting.values())))
-    try:
-        masks, utility = (np.asarray(part) for part in bank)
-    except (TypeError, ValueError):
-        raise UndeError(
-            f"bank is a {type(bank).__name__}: expected an unde.evaluate.Bank, or (masks, utility)"
-        ) from None
-    wanted = f"expected masks (S, {examples}) and utility (S, {queries}), S ≥ {FEWEST_HALVES}"
-    if masks.ndim != 2 or utility.ndim != 2 or len(masks) != len(utility) or len(masks) < FEWEST_HALVES:
-        raise UndeError(f"the bank has masks {masks.shape} and utility {utility.shape}: {wanted}")
-    if masks.shape[1] != examples or utility.shape[1] != queries:
-        raise UndeError(
-            f"the bank is of other data: masks {masks.shape}, utility {utility.shape}; {wanted}, the training "
-            "examples of the index and the queries that are given, in their order"
-        )
-    if not np.isfinite(utility).all():
-        raise UndeError("the utilities of the bank hold NaN or infinite values: did a training diverge?")
-    return GroundTruth(masks.astype(bool), utility.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -107,7 +67,7 @@ class Calibrator:
 
     def with_bank(self, bank: Bank | tuple[Any, Any]) -> Calibration:
         """Calibrate by models that are retrained already."""
-        truth = read_bank(bank, len(self.rows), self.opened.stored.manifest.examples)
+        truth = parse_bank(bank, len(self.rows), self.opened.stored.manifest.examples)
         return self._conclude(Candidates(self.opened, self.rows, truth.masks), truth, BANK, {})
 
     def with_training(
@@ -205,6 +165,8 @@ class Calibrator:
                 "unde": __version__,
                 "torch": torch.__version__,
             },
+            masks=truth.masks,
+            utility=utility,
         )
 
 

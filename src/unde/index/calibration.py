@@ -45,6 +45,8 @@ class Calibration:
         index: The id of the index. An index that changed since has another.
         query_digests: The queries that it was made with, by content.
         provenance: Seeds, versions and whatever else says where it comes from.
+        masks: (S, N) bool, the subsets that models were trained on.
+        utility: (S, Q) how well each model did on each query.
     """
 
     setting: Setting
@@ -60,6 +62,8 @@ class Calibration:
     index: str
     query_digests: Sequence[str]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    masks: np.ndarray | None = None
+    utility: np.ndarray | None = None
 
     @property
     def method(self) -> Method:
@@ -124,6 +128,9 @@ class Calibration:
                 "replicates": [] if spread is None else spread.means.tolist(),
             },
         }
+        if self.masks is not None and self.utility is not None:
+            packed = [np.packbits(row).tobytes().hex() for row in self.masks]
+            content["outcomes"] = {"masks": packed, "utility": self.utility.tolist()}
         content |= {name: getattr(self, name) for name in _PLAIN}
         content["checksum"] = _checksum(content)
         write_atomically(place(path), (json.dumps(content, indent=1) + "\n").encode())
@@ -155,8 +162,9 @@ class Calibration:
             ) from None
 
 
+_CODED = ("setting", "weights", "expected", "masks", "utility")
 # fields that a file holds as they are
-_PLAIN = [f.name for f in fields(Calibration) if f.name not in ("setting", "weights", "expected")]
+_PLAIN = [f.name for f in fields(Calibration) if f.name not in _CODED]
 
 
 def _from_content(content: Mapping[str, Any]) -> Calibration:
@@ -168,11 +176,18 @@ def _from_content(content: Mapping[str, Any]) -> Calibration:
     if named is not None:
         tensor = torch.tensor([float(v) for v in named.values()], dtype=torch.float64)
         weights = Weights(tensor, list(named), content["query_digests"], {"how": FITTED})
+    masks = utility = None
+    if "outcomes" in content:
+        packed = [np.frombuffer(bytes.fromhex(row), np.uint8) for row in content["outcomes"]["masks"]]
+        masks = np.unpackbits(np.stack(packed), axis=1, count=content["provenance"]["examples"]).astype(bool)
+        utility = np.array(content["outcomes"]["utility"], dtype=np.float64)
     return Calibration(
         Setting(methods.parse(content["method"]), bool(content["last_checkpoint"])),
         weights,
         Estimate(values, spread),
         **{name: content[name] for name in _PLAIN},
+        masks=masks,
+        utility=utility,
     )
 
 

@@ -230,8 +230,8 @@ class RetrievalIndex(QueryableIndex):
         Costs as much as 600 queries, and `examples` more, at most.
 
         Args:
-            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
-                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
+            queries: Learn from these queries by the paper's Algorithm 1 instead:
+                `unde.learn_weights(index.score(queries, method), seed=seed)`.
             method: The method to learn for; by default that of the calibration or of the index.
             perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
                 generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
@@ -250,7 +250,7 @@ class RetrievalIndex(QueryableIndex):
         if queries is not None:
             if (perturb, examples) != (None, EXAMPLES):
                 raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
-            return learn_weights(self.score(queries, method), seed=seed, judge=self)
+            return learn_weights(self.score(queries, method), seed=seed)
         chosen = self._method(method)
         if (perturb, examples, seed) == (None, EXAMPLES, 0):
             return self._default_retrieval(chosen, self.groups).weights()

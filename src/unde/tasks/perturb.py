@@ -33,7 +33,7 @@ def augment(
     jitter: float = 0.2,
     hue: float = 0.05,
 ) -> Tensor:
-    """Random changes of images (B, 3, H, W) in [−1, 1] that leave what they show, for `loss="supervised"`.
+    """Random changes of images (B, 3, H, W) in [−1, 1] that leave what they show, for `objective="supervised"`.
 
     keys: a number for each image that, with `seed`, decides its change: its position in the training data, say. Without
         keys it is the position in `images`. Another seed gives another change of the same image.
@@ -43,7 +43,7 @@ def augment(
     hue: colours are turned by up to this share of the colour circle, either way.
 
     >>> images = torch.rand(50, 3, 16, 16) * 2 - 1
-    >>> positives = torch.tensor([4, 17, 30])  # for learn_weights(index.score(queries), loss="supervised", positives=…)
+    >>> positives = torch.tensor([4, 17, 30])  # for learn_weights(…, objective="supervised", positives=…)
     >>> queries = augment(images[positives], positives)
     >>> torch.equal(queries[1:2], augment(images[17:18], [17]))
     True

@@ -1,7 +1,6 @@
-"""Learning, choosing, saving and transferring weights of parameter groups."""
+"""Learning, saving and transferring weights of parameter groups."""
 
-from unde.weights.cross_validate import choose
 from unde.weights.learn import learn_weights
 from unde.weights.weights import Weights
 
-__all__ = ["Weights", "choose", "learn_weights"]
+__all__ = ["Weights", "learn_weights"]

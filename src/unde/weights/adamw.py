@@ -1,75 +1,140 @@
-"""Algorithm 1 of the paper: weights by stochastic gradient steps, one for each query."""
+"""Algorithm 1 of the paper (app. B.4): weights by stochastic gradient steps, one for each query.
+
+With w = softmax(v) of raw weights v, scores s = C_q w of one query, n = ‖s‖ and p the mean of the selected scores,
+
+    L(w) = −p / n + λ ‖w‖₂,      ∂(p / n)/∂s = (1_selected / k − (p / n) s / n) / n,
+
+and the gradient goes on to w by C_qᵀ and to v by the softmax: w ⊙ (g − ⟨w, g⟩). λ is that of Eq. 6; decoupled decay λ′
+pulls v to 0, where w is uniform. Adam's steps do not depend on the size of the gradient, so v_j settles within
+±1/λ′: the decay bounds the logarithm of the weights, whatever the problem.
+
+What the listing leaves open is: v starts at N(0, 0.01²), near uniform weights; queries are shuffled in each epoch.
+Candidates that differ in k, λ′ or λ take their steps together, in one pass over the contributions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unde import console
 from unde.weights.contributions import Blocks
-from unde.weights.objective import Fit, WeightProblem, objective, zero_contributions_error
+from unde.weights.objective import Fit, WeightProblem, objective, selection, zero_contributions_error
 
-_INIT = 0.01  # standard deviation of the raw weights at the start: near uniform, and no two alike
+INIT = 0.01  # standard deviation of the raw weights at the start
+_BETAS = (0.9, 0.999)
+_EPS = 1e-30  # far below any gradient, else the unit of the scores would matter without normalisation
 
 
-def adamw(problem: WeightProblem, weight_decay: float, epochs: int, lr: float, seed: int) -> Fit:
-    """Raw weights v with w = M·softmax(v), moved by AdamW with cosine annealing.
-
-    Queries are visited in their order, as the algorithm is written, which also lets them be read in blocks;
-    the learning rate falls from `lr` to 0 over all steps. Decay pulls v to 0, where w is uniform. Adam's
-    steps do not depend on the size of the gradient, so v_j settles within ±1/weight_decay: the decay bounds
-    the logarithm of the weights, whatever the problem.
-    """
-    data = problem.data
-    unweighted = problem.values(torch.ones(data.groups))  # (Q',)
-    if not unweighted.any():
+def adamw(
+    problems: Sequence[WeightProblem],
+    weight_decays: Sequence[float],
+    *,
+    epochs: int,
+    lr: float,
+    penalties: Sequence[float] | None = None,
+    seed: int = 0,
+) -> list[Fit]:
+    """Solve problems with the same queries and objective: AdamW on raw weights, cosine annealing over all steps."""
+    first = problems[0]
+    data, groups = first.data, first.data.groups
+    ks = torch.tensor([p.k for p in problems])
+    decay = torch.tensor(weight_decays, dtype=torch.float64)[:, None]
+    cost = torch.tensor(penalties or [0.0] * len(problems), dtype=torch.float64)[:, None]
+    unweighted = [p.values(torch.ones(groups)) for p in problems]  # (Q',) each
+    if not any(u.any() for u in unweighted):
         raise zero_contributions_error()
     generator = torch.Generator().manual_seed(seed)
-    raw = (_INIT * torch.randn(data.groups, generator=generator, dtype=torch.float64)).requires_grad_()
-    # eps far below any gradient, else the unit of the scores would matter without normalisation.
-    optimizer = torch.optim.AdamW([raw], lr=lr, weight_decay=weight_decay, eps=1e-30)
-    steps = epochs * len(problem.queries)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    curve = []
+    start = INIT * torch.randn(groups, generator=generator, dtype=torch.float64)
+    raw = start.repeat(len(problems), 1)  # (B, M)
+    moments = torch.zeros(2, *raw.shape, dtype=torch.float64)
+    steps, step, curves = epochs * len(first.queries), 0, []
     with console.progress("learning weights", steps, unit="steps") as advance:
         for _ in range(epochs):
-            total = 0.0
-            for place, (query, blocks) in enumerate(data.each(problem.queries)):
-                weights = data.groups * raw.softmax(0)  # (M,)
-                value, slope = _value_and_slope(problem, query, place, blocks, weights.detach().float())
-                optimizer.zero_grad()
-                weights.backward(-slope.double())
-                optimizer.step()
-                schedule.step()
-                total += value
+            total = torch.zeros(len(problems))
+            order = first.queries[torch.randperm(len(first.queries), generator=generator)]
+            for query, blocks in data.each(order):
+                w = raw.softmax(1)
+                values, slope = _ascent(first, ks, query, blocks, w)
+                gradient = cost * w / w.norm(dim=1, keepdim=True) - slope
+                gradient = w * (gradient - (w * gradient).sum(1, keepdim=True))
+                rate = lr / 2 * (1 + torch.cos(torch.tensor(step / steps * torch.pi, dtype=torch.float64)))
+                step += 1
+                raw *= 1 - rate * decay
+                raw -= rate * _adam(moments, gradient, step)
+                total += values
                 advance(1)
-            curve.append(total / len(problem.queries))
-    return Fit(data.groups * raw.detach().softmax(0), unweighted.mean().item(), curve)
+            curves.append(total / len(first.queries))
+    curve = torch.stack(curves).T.tolist()
+    return [
+        Fit(groups * w, u.mean().item(), c) for w, u, c in zip(raw.softmax(1), unweighted, curve, strict=True)
+    ]
 
 
-def _value_and_slope(
-    problem: WeightProblem, query: int, place: int, blocks: Blocks, weights: Tensor
-) -> tuple[float, Tensor]:
-    """The objective of one query at `weights`, and its gradient (M,).
+def _adam(moments: Tensor, gradient: Tensor, step: int) -> Tensor:
+    """The direction of Adam; updates the (2, B, M) moments."""
+    for moment, beta, value in zip(moments, _BETAS, (gradient, gradient**2)):
+        moment.lerp_(value, 1 - beta)
+    mean, square = (m / (1 - beta**step) for m, beta in zip(moments, _BETAS))
+    return mean / (square.sqrt() + _EPS)
 
-    The objective sees the weights only through the N scores. So one reading of the blocks gives the scores
-    and the slope of the objective in them, a second one carries that slope to the weights, and the whole
-    (N, M) matrix of a query need not be in memory.
+
+def _ascent(
+    problem: WeightProblem, ks: Tensor, query: int, blocks: Blocks, w: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The objective of one query under each of the weights (B, M), and its gradient in them: (B,), (B, M).
+
+    The objective sees the weights only through the N scores. So one reading of the blocks gives the scores and the
+    slope of the objective in them, a second one carries that slope to the weights, and the whole (N, M) matrix of a
+    query need not be in memory.
     """
-    rows = slice(query, query + 1)
-    finish = problem.data.source.finish
-    weights = weights.requires_grad_()
-    with torch.no_grad():
-        parts = [finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0] for train, c in blocks]
-    scores = torch.cat(parts).requires_grad_()  # (N,)
-    positive = problem.positives_at(slice(place, place + 1))
-    value = objective(scores[None], problem.k, problem.loss, positive)[0]
-    (pull,) = torch.autograd.grad(value, scores)  # (N,)
-    slope = torch.zeros(problem.data.groups)
+    data, positive = problem.data, None if problem.positives is None else int(problem.positives[query])
+    if not data.source.method.linear:
+        return _ascent_by_autograd(problem, ks, query, blocks, w)
+    groups = w.shape[1]
+    scores = torch.cat([(groups * w).to(c) @ c.T for _, c in blocks], dim=1)  # (B, N), of weights of mean one
+    values, pull, unit = ratio_slopes(scores, ks, problem.objective, positive)
+    slope = torch.zeros(w.shape)
     for train, c in blocks:
-        if problem.data.source.method.linear:
-            slope += (pull[train] @ c).cpu()
-        else:
+        slope += (pull[:, train] @ c).cpu()
+    return values.cpu(), groups * slope.double() / unit.double().cpu()
+
+
+def ratio_slopes(
+    scores: Tensor, ks: Tensor, name: str, positive: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The objective of scores (B, N), its slope in them times the unit (B, 1), and that unit."""
+    chosen = selection(scores, ks, name, positive)  # (B, N)
+    unit = scores.abs().amax(1, keepdim=True)  # squares of scores in it neither overflow nor vanish
+    unit = torch.where(unit > 0, unit, 1.0)
+    scaled = scores / unit
+    mean = (chosen * scaled).sum(1, keepdim=True)
+    if name == "no-norm":
+        return (mean * unit)[:, 0], chosen, torch.ones_like(unit)
+    norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    inverse = torch.where(norm > 0, 1 / norm, 0.0)
+    value = mean * inverse
+    return value[:, 0], (chosen - value * inverse * scaled) * inverse, unit
+
+
+def _ascent_by_autograd(
+    problem: WeightProblem, ks: Tensor, query: int, blocks: Blocks, w: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for methods whose score is not a sum over groups."""
+    values, slopes = torch.empty(len(w)), torch.zeros(w.shape)
+    rows, finish = slice(query, query + 1), problem.data.source.finish
+    positive = None if problem.positives is None else problem.positives[query : query + 1]
+    for b, (k, raw) in enumerate(zip(ks.tolist(), (w.shape[1] * w).float())):
+        weights = raw.requires_grad_()
+        with torch.no_grad():
+            parts = [finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0] for train, c in blocks]
+        scores = torch.cat(parts).requires_grad_()  # (N,)
+        value = objective(scores[None], k, problem.objective, positive)[0]
+        (pull,) = torch.autograd.grad(value, scores)  # (N,)
+        for train, c in blocks:
             part = finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0]  # (n,)
-            slope += torch.autograd.grad(part @ pull[train], weights)[0].cpu()
-    return value.item(), slope
+            slopes[b] += torch.autograd.grad(part @ pull[train], weights)[0].cpu()
+        values[b] = value.item()
+    return values, w.shape[1] * slopes.double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,6 +46,7 @@ class Contributions:
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._cache: Tensor | None = None
+        self.low, self.high = math.inf, -math.inf  # of all contributions read so far
         self._finite = torch.zeros(self.queries, dtype=torch.bool)  # queries all of whose blocks were checked
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
@@ -95,23 +97,37 @@ class Contributions:
                 yield span, scores
                 advance(len(span.wanted))
 
-    def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
-        """The wanted queries one by one, each with (n, M) blocks that can be read repeatedly."""
-        for span in self._spans(wanted, 2 * self.query_bytes):  # those of the span before are still in memory
-            start = span.queries.start
-            if 2 * self.query_bytes <= self.memory // SPAN_SHARE:
-                loaded = self.load(span.queries)  # (q, N, M)
-                for row in span.wanted.tolist():
-                    yield start + row, [(slice(0, self.examples), loaded[row])]
-                del loaded
-            else:
-                yield start, _QueryStream(self._blocks, start)
+    def each(self, order: Tensor) -> Iterator[tuple[int, Blocks]]:
+        """Queries one by one in any order, each with (n, M) blocks that can be read repeatedly."""
+        # A part of them is read at once; those of the part before are still in memory.
+        at_once = max(self.memory // SPAN_SHARE // (2 * self.query_bytes), 0 if self._cache is None else 1)
+        for part in order.split(max(1, at_once)):
+            if at_once == 0:
+                yield int(part), _QueryStream(self._blocks, int(part))
+                continue
+            cached = self._cache is not None
+            loaded = self._cache if self._cache is not None else self._gather(part)
+            for place, query in enumerate(part.tolist()):
+                yield query, [(slice(0, self.examples), loaded[query if cached else place])]
 
     def load(self, queries: slice) -> Tensor:
         """(q, N, M) at once, whatever the budget."""
         if self._cache is not None:
             return self._cache[queries]
-        return self._prepare(self.source.contributions(queries), queries, slice(0, self.examples))
+        return self._check_whole(self.source.contributions(queries), range(*queries.indices(self.queries)))
+
+    def _gather(self, queries: Tensor) -> Tensor:
+        """(q, N, M) of queries in any order."""
+        if isinstance(self.source, GroupScores):
+            loaded = self.source.select(queries).contributions(slice(0, len(queries)))
+        else:
+            loaded = torch.cat([self.source.contributions(slice(q, q + 1)) for q in queries.tolist()])
+        return self._check_whole(loaded, queries.tolist())
+
+    def _check_whole(self, loaded: Tensor, queries: Sequence[int]) -> Tensor:
+        loaded = self._prepare(loaded, queries, slice(0, self.examples))
+        self._finite[list(queries)] = True
+        return loaded
 
     def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
         # At least one training example of every query in the span must fit, whatever the caller holds.
@@ -131,18 +147,22 @@ class Contributions:
             yield slice(0, self.examples), self._cache[queries]
             return
         for train, block in self.source.stream(queries):
-            yield train, self._prepare(block, queries, train)
+            yield train, self._prepare(block, range(queries.start, queries.stop), train)
             if advance is not None:
                 advance(block.shape[0] * block.shape[1])
         self._finite[queries] = True
 
-    def _prepare(self, block: Tensor, queries: slice, train: slice) -> Tensor:
+    def _prepare(self, block: Tensor, queries: Sequence[int], train: slice) -> Tensor:
         """Check a block and add noise to it."""
+        if self._finite[list(queries)].all():
+            return block if self._noise is None else self._noise.add(block, queries, train)
         # The extremes are NaN or infinite if any number is, and need no second block of memory.
-        if not (self._finite[queries].all() or torch.stack(torch.aminmax(block)).isfinite().all()):
+        low, high = (float(extreme) for extreme in torch.aminmax(block))
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if not math.isfinite(low + high):
             row, _, group = (~torch.isfinite(block)).nonzero()[0].tolist()
             raise UndeError(
-                f"contributions of query {queries.start + row} are NaN or infinite (group "
+                f"contributions of query {queries[row]} are NaN or infinite (group "
                 f"{self.source.groups[group]!r}): weights can only be learned from finite ones. Leave this "
                 "query out, or look at the model's loss and gradients on it"
             )
@@ -186,11 +206,11 @@ class Noise:
     deviation: Tensor  # (M,) s·σ_j
     seed: int
 
-    def add(self, block: Tensor, queries: slice, train: slice) -> Tensor:
+    def add(self, block: Tensor, queries: Sequence[int], train: slice) -> Tensor:
         """`block` (q, n, M) plus its noise."""
         noisy = block.clone()
         scale = self.deviation.to(block)
-        for row, query in enumerate(range(queries.start, queries.stop)):
+        for row, query in enumerate(queries):
             noisy[row] += scale * self._draw(query, train).to(block)
         return noisy
 

@@ -24,10 +24,10 @@ SIDES: dict[str, tuple[int, ...]] = {
     "top-k-bottom-k": (1, -1),
     "no-norm": (1,),
 }
-LOSSES = tuple(SIDES)
+OBJECTIVES = tuple(SIDES)
 
 
-def objective(scores: Tensor, k: int, loss: str = "top-k", positives: Tensor | None = None) -> Tensor:
+def objective(scores: Tensor, k: int, name: str = "top-k", positives: Tensor | None = None) -> Tensor:
     """The objective of each query, given its scores over the training set: (..., N) → (...).
 
     `"top-k"` is the mean of the k largest scores over the norm of all N, the paper's main loss with its sign
@@ -40,16 +40,35 @@ def objective(scores: Tensor, k: int, loss: str = "top-k", positives: Tensor | N
     >>> objective(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]), k=2)
     tensor([0.7000, 0.0000])
     """
-    if loss not in SIDES:
-        raise unknown("loss", loss, LOSSES)
-    if loss != "no-norm":
+    if name not in SIDES:
+        raise unknown("objective", name, OBJECTIVES)
+    if name != "no-norm":
         scores = normalise(scores)
-    if loss == "supervised":
+    if name == "supervised":
         if positives is None:
             raise TypeError("the supervised objective needs positives")
         return scores.gather(-1, positives.to(scores.device)[..., None]).squeeze(-1)
-    sides = [(side * scores).topk(k, dim=-1).values.mean(-1) for side in SIDES[loss]]
+    sides = [(side * scores).topk(k, dim=-1).values.mean(-1) for side in SIDES[name]]
     return torch.stack(sides).sum(0)
+
+
+def selection(scores: Tensor, ks: Tensor, name: str, positive: int | None = None) -> Tensor:
+    """(B, N) coefficients of the mean over the selected scores, with a k for each row of the scores (B, N).
+
+    >>> selection(torch.tensor([[3.0, 4.0, 0.0], [3.0, 4.0, 0.0]]), torch.tensor([1, 2]), "top-k")
+    tensor([[0.0000, 1.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000]])
+    """
+    out = torch.zeros_like(scores)
+    if name == "supervised":
+        out[:, positive] = 1.0
+        return out
+    for k in ks.unique().tolist():
+        rows = (ks == k).nonzero()[:, 0].to(scores.device)
+        for side in SIDES[name]:
+            top = (side * scores[rows]).topk(k, dim=1, sorted=False).indices
+            out[rows[:, None], top] += side / k
+    return out
 
 
 def normalise(scores: Tensor) -> Tensor:
@@ -72,14 +91,14 @@ class WeightProblem:
     data: Contributions
     queries: Tensor  # (Q',) sorted indices of the queries to learn from
     k: int
-    loss: str
+    objective: str
     positives: Tensor | None = None  # (Q,) for "supervised": the training example of each query
 
     def values(self, weights: Tensor) -> Tensor:
         """The objective of each of the queries at `weights`: (Q',)."""
         values = torch.empty(len(self.queries))
         for span, (scores,) in self.data.scores("scoring", self.queries, [weights], 8 * self.data.examples):
-            values[span.places] = objective(scores, self.k, self.loss, self.positives_at(span.places))
+            values[span.places] = objective(scores, self.k, self.objective, self.positives_at(span.places))
         return values
 
     def positives_at(self, places: slice) -> Tensor | None:
@@ -112,8 +131,8 @@ def select(problem: WeightProblem, weights: Tensor) -> tuple[Tensor, Tensor]:
     indices stay what they are, the numerator of query q is a_q·w.
     """
     data = problem.data
-    supervised = problem.loss == "supervised"
-    sides, k = ((1,), 1) if supervised else (SIDES[problem.loss], problem.k)
+    supervised = problem.objective == "supervised"
+    sides, k = ((1,), 1) if supervised else (SIDES[problem.objective], problem.k)
     indices, means = [], []
     for span, blocks in data.sweep("selecting", problem.queries, 16 * data.groups * k + 12 * data.examples):
         positives = problem.positives_at(span.places)

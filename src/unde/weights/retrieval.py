@@ -33,7 +33,7 @@ from torch import Tensor
 from unde.weights.contributions import Contributions
 from unde.weights.objective import WeightProblem
 from unde.weights.protocol import ResolvedScores
-from unde.weights.settings import Settings, fit
+from unde.weights.settings import ADAMW, FIXED_POINT, Settings, fit
 
 TARGET = 0.25  # the share that the unweighted method should find
 DECAYS = (0.1, 1.0)  # λ′ to choose from
@@ -75,13 +75,16 @@ class Copies:
 
     def learn(self, *weight_decays: float, seed: int = 0) -> list[Tensor]:
         """(M,) weights that maximise the mean objective, for each of the decays."""
-        settings = [Settings(1, self.decay(d), "supervised", seed=seed) for d in weight_decays]
+        settings = [Settings(1, self.decay(d), "supervised", self._solver, seed=seed) for d in weight_decays]
         return [result.weights.float() for result in fit([self._problem] * len(settings), settings)]
 
     def decay(self, weight_decay: float) -> float:
         """What the solver takes; that of AdamW has another scale, and bounds weights."""
-        solver = Settings(1, weight_decay, "supervised").solver_for(self.scores)
-        return max(weight_decay, 1.0) if solver == "adamw" else weight_decay
+        return max(weight_decay, 1.0) if self._solver == ADAMW else weight_decay
+
+    @property
+    def _solver(self) -> str:
+        return FIXED_POINT if self.scores.method.linear else ADAMW
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What weights are asked to be learned with, and which solver that leads to."""
+"""What weights are asked to be learned with, checked, and the solver that it leads to."""
 
 from __future__ import annotations
 
@@ -6,47 +6,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unde import console
 from unde.errors import UndeError, unknown
 from unde.weights.adamw import adamw
 from unde.weights.fixed_point import fixed_points
-from unde.weights.objective import LOSSES, Fit, WeightProblem
+from unde.weights.objective import OBJECTIVES, Fit, WeightProblem
 from unde.weights.protocol import ResolvedScores
 
-# Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights within a factor e of uniform ones, where 0.1 would
-# let one group take nearly all. The solver is the first that can do the task.
-WEIGHT_DECAY = {"fixed-point": 0.1, "adamw": 1.0}
+ADAMW, FIXED_POINT = "adamw", "fixed-point"
+# Raw weights under AdamW settle within ± 1 / decay: 0.5 keeps weights within a factor e² of uniform ones.
+WEIGHT_DECAY = {ADAMW: 0.5, FIXED_POINT: 0.1}
 SOLVERS = tuple(WEIGHT_DECAY)
-EPOCHS, LEARNING_RATE = 10, 0.01  # the paper's, for "adamw"
+K, EPOCHS, LEARNING_RATE = 5, 10, 0.01  # epochs and learning rate are the paper's
+SMALL_K = 3  # where a weak decay lets one or two groups take all
+WEAK_DECAY = {ADAMW: 0.5, FIXED_POINT: 1.0}  # less is weak
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `learn_weights` was asked for; `checked` against the scores it is for."""
+    """What `learn_weights` was asked for; `check` compares it with the scores it is for."""
 
-    k: int
-    weight_decay: float
-    loss: str = "top-k"
-    solver: str | None = None
+    k: int = K
+    weight_decay: float = WEIGHT_DECAY[ADAMW]
+    objective: str = "top-k"
+    solver: str = ADAMW
     epochs: int = EPOCHS
     lr: float = LEARNING_RATE
     noise: float = 0.0
+    penalty: float = 0.0
     seed: int = 0
-
-    def solver_for(self, source: ResolvedScores) -> str:
-        """The solver's name, or an error if it cannot do the task."""
-        covered = source.method.linear and self.loss != "no-norm"
-        if self.solver is None:
-            return "fixed-point" if covered else "adamw"
-        if self.solver not in SOLVERS:
-            raise unknown("solver", self.solver, SOLVERS)
-        if self.solver == "fixed-point" and not covered:
-            why = (
-                f"method {source.method.name!r}, whose scores are not sums over groups"
-                if not source.method.linear
-                else "loss 'no-norm', which has no optimum but all weight on one group"
-            )
-            raise UndeError(f"solver 'fixed-point' does not cover {why}: use solver='adamw'")
-        return self.solver
 
     def check(self, source: ResolvedScores) -> None:
         """Raise what is wrong with these settings for the scores of `source`."""
@@ -56,20 +44,35 @@ class Settings:
                 f"no weights can be learned from {queries} queries and {examples} training examples: "
                 "expected at least one of each"
             )
-        if self.loss not in LOSSES:
-            raise unknown("loss", self.loss, LOSSES)
-        if self.loss != "supervised" and not 1 <= self.k <= examples:
+        if self.objective not in OBJECTIVES:
+            raise unknown("objective", self.objective, OBJECTIVES)
+        if self.solver not in SOLVERS:
+            raise unknown("solver", self.solver, SOLVERS)
+        if self.objective != "supervised" and not (
+            isinstance(self.k, int) and not isinstance(self.k, bool) and 1 <= self.k <= examples
+        ):
             raise UndeError(
-                f"k is {self.k}: expected a number from 1 to {examples}, the number of training examples; "
-                "about 10 is usual"
+                f"k is {self.k!r}: expected a whole number from 1 to {examples}, the number of training examples"
             )
-        for name, value in (("weight_decay", self.weight_decay), ("noise", self.noise)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise UndeError(f"{name} is {value}: expected a finite number, 0 or larger")
+        for name in ("weight_decay", "noise", "penalty"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and value >= 0 and math.isfinite(value)):
+                raise UndeError(f"{name} is {value!r}: expected a finite number, 0 or larger")
         if self.seed < 0:
             raise UndeError(f"seed is {self.seed}: expected a whole number, 0 or larger")
-        if self.solver_for(source) != "adamw":
-            return
+        (self._check_adamw if self.solver == ADAMW else self._check_fixed_point)(source)
+
+    def warn(self) -> None:
+        """Say where these settings are known to fail."""
+        if self.objective != "supervised" and self.k <= SMALL_K:
+            least = WEAK_DECAY[self.solver]
+            if self.weight_decay < least:
+                console.note(
+                    f"k={self.k} with weight_decay={self.weight_decay:g} often gives nearly all weight to one or two "
+                    f"groups: take k=5 or more, or a weight_decay of {least:g} or more"
+                )
+
+    def _check_adamw(self, source: ResolvedScores) -> None:
         if self.epochs < 1 or not (self.lr > 0 and math.isfinite(self.lr)):
             raise UndeError(f"epochs={self.epochs}, lr={self.lr}: expected at least 1 and larger than 0")
         if self.lr * self.weight_decay > 1:
@@ -78,9 +81,32 @@ class Settings:
                 "lr·weight_decay, which must not exceed 1. Lower one of them, or use Weights.uniform"
             )
 
+    def _check_fixed_point(self, source: ResolvedScores) -> None:
+        if self.penalty:
+            raise UndeError(
+                "penalty is λ of the paper's Eq. 6, for solver 'adamw': 'fixed-point' has a penalty of its own, whose "
+                "strength is weight_decay"
+            )
+        if source.method.linear and self.objective != "no-norm":
+            return
+        why = (
+            f"method {source.method.name!r}, whose scores are not sums over groups"
+            if not source.method.linear
+            else "objective 'no-norm', which has no optimum but all weight on one group"
+        )
+        raise UndeError(f"solver 'fixed-point' does not cover {why}: use solver='adamw'")
+
 
 def fit(problems: Sequence[WeightProblem], settings: Sequence[Settings]) -> list[Fit]:
-    """Solve checked problems, which differ in settings other than the solver and have the same queries."""
-    if settings[0].solver_for(problems[0].data.source) == "fixed-point":
+    """Solve checked problems of the same queries; settings differ in k, weight decay and penalty alone."""
+    first = settings[0]
+    if first.solver == FIXED_POINT:
         return fixed_points(problems, [s.weight_decay for s in settings])
-    return [adamw(p, s.weight_decay, s.epochs, s.lr, s.seed) for p, s in zip(problems, settings)]
+    return adamw(
+        problems,
+        [s.weight_decay for s in settings],
+        penalties=[s.penalty for s in settings],
+        epochs=first.epochs,
+        lr=first.lr,
+        seed=first.seed,
+    )
