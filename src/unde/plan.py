@@ -67,6 +67,7 @@ class Plan:
     Args:
         disk: Bytes by kind of file, the kernel of the method included.
         kernel_memory: Bytes that fitting the kernel holds at once.
+        sample_passes: Passes over a sample before the index is begun: of pca directions, or of whitening.
         timing: What was measured; None for a model without weights, or without data.
         choice: What "auto" chose, and why.
     """
@@ -82,6 +83,7 @@ class Plan:
     groups: dict[str, GroupSize]
     disk: dict[str, int]
     kernel_memory: int
+    sample_passes: int = 0
     timing: Timing | None = None
     choice: MethodChoice | None = None
     notes: tuple[str, ...] = ()
@@ -113,15 +115,9 @@ class Plan:
         if self.timing is None:
             return None
         share = -(-self.shards // workers) / self.shards
-        sample = self._sample_passes * min(SAMPLE, self.examples)
+        sample = self.sample_passes * min(SAMPLE, self.examples)
         passes = self.checkpoints * self.timing.seconds * (sample + self.examples * share)
         return (self.checkpoints * self.timing.preparation + passes) / 60
-
-    @property
-    def _sample_passes(self) -> int:
-        """Passes over a sample before the index is begun: for pca directions, or for the two steps of whitening."""
-        kind = Spec.parse(self.method["projection"]).kind
-        return 1 if kind == "pca" else 2 * methods.parse(self.method).whitened
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and names, sums included."""
@@ -173,6 +169,7 @@ class Plan:
             *device,
             kernel,
             ("examples in a pass", f"{t.pass_size:,}"),
+            *([("passes over a sample before", f"{self.sample_passes:,}")] if self.sample_passes else []),
             ("parameter tensors", routes),
         ]
 
@@ -302,6 +299,7 @@ class _Job:
             },
             disk=files.bytes,
             kernel_memory=files.bound.needs().memory,
+            sample_passes=sizes.sample_passes(index),
             timing=timing,
             choice=self.choice,
             notes=tuple(self._notes(files.bound, timing)),

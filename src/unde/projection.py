@@ -117,6 +117,9 @@ class Projection:
         scale = given.get(f"scale/{name}")
         self._scale = None if scale is None else scale.reshape(1, -1)  # (1, R·C)
         self.device, self.dtype = torch.device("cpu"), torch.float32
+        self._turns = (
+            spec.kind != "factored"
+        )  # bases of whitening are large, and may be mapped from their file
         numel, self.size = self.R * self.C, feature_size(spec, shape)
         self._taps: Tensor | None = None  # (channels, channels), turns the input channels of a kernel
         if spec.kind == "factored":
@@ -170,7 +173,7 @@ class Projection:
         for side in ("_rows", "_cols", "_flat", "_scale", "_taps"):
             matrix = getattr(self, side)
             if matrix is not None:
-                turned = side == "_rows" or (side == "_cols" and not self._kernel)
+                turned = self._turns and (side == "_rows" or (side == "_cols" and not self._kernel))
                 matrix = matrix.to(device, dtype)
                 setattr(self, side, matrix.T.contiguous().T if turned else matrix)
         return self

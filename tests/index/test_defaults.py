@@ -120,10 +120,10 @@ def test_precisions_of_ones_own_leave_outer_products_out():
 def test_memory_bounds_whole_gradients():
     model = wide(300)
     count = sum(p.numel() for p in model.parameters())
-    assert chosen(model, method="tracin", memory=64 * count).projection == "none"
-    tight = choose("tracin", "auto", sizes(model, memory=64 * count - 1), GB)
+    assert chosen(model, method="tracin", memory=16 * count).projection == "none"
+    tight = choose("tracin", "auto", sizes(model, memory=16 * count - 1), GB)
     assert tight.method.projection == "kron(64)"
-    assert "(with memory='6MB': none)" in tight.words[0]
+    assert "(with memory='1.5MB': none)" in tight.words[0]
 
 
 def test_large_models_are_not_kept_whole():
@@ -137,19 +137,47 @@ def test_large_models_are_not_kept_whole():
     assert chosen(model, 10**15, memory=10**12).projection == "none"
 
 
-def test_adapters_are_not_projected():
-    class Adapter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base = nn.Linear(3000, 3000).requires_grad_(False)
-            self.lora_A, self.lora_B = (
-                nn.Linear(3000, 10_000, bias=False),
-                nn.Linear(10_000, 3000, bias=False),
-            )
+def adapters(width: int, rank: int, layers: int) -> nn.Module:
+    """LoRA on all linear layers of a Llama of this width, without what is frozen."""
 
-    model = meta(Adapter)
-    assert chosen(model, 10**15, memory=10**12).projection == "none"  # more parameters than others may have
-    assert chosen(model, 10**9, memory=10**12).projection.startswith("factored")
+    def layer() -> nn.ModuleDict:
+        outputs = {
+            "q": width,
+            "k": width // 4,
+            "v": width // 4,
+            "o": width,
+            "up": 7 * width // 2,
+            "gate": 7 * width // 2,
+        }
+        pairs = {name: (width, out) for name, out in outputs.items()} | {"down": (7 * width // 2, width)}
+        return nn.ModuleDict(
+            {f"{name}_lora_A": nn.Linear(n, rank, bias=False) for name, (n, _) in pairs.items()}
+            | {f"{name}_lora_B": nn.Linear(rank, m, bias=False) for name, (_, m) in pairs.items()}
+        )
+
+    return nn.Sequential(*(layer() for _ in range(layers)))
+
+
+def test_adapters_are_not_projected():
+    """LoRA of rank 16 on a model of 8 B parameters, in 2 GB of memory."""
+    model = meta(lambda: adapters(4096, 16, 32))
+    options = {"task": CausalLM(), "memory": 2 * GB}
+    assert 4e7 < sizes(model).parameters < 5e7
+    kinds = [chosen(model, examples=n, **options).projection for n in (100, 200, 1000, 5000)]
+    assert kinds == ["none", "factored(64)", "factored(4)", "factored(1)"]
+    with pytest.raises(
+        UndeError, match=r"the smallest, 'factored\(1\)', take 2\d.* GB.*name a smaller projection"
+    ):
+        chosen(model, examples=10_000, **options)
+
+
+def test_whitening_takes_rounds_where_memory_is_small():
+    """The layers of GPT-2 small: covariances of all take more than 2 GB, those of one do not."""
+    shapes = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 12
+    model = meta(lambda: nn.Sequential(nn.Embedding(50257, 768), *(nn.Linear(a, b) for a, b in shapes)))
+    made = {gb: plan(model, CausalLM(), n_examples=1000, memory=f"{gb}GB") for gb in (2, 50)}
+    assert {str(p.method["projection"]) for p in made.values()} == {"factored(64)"}
+    assert made[50].sample_passes == 2 < made[2].sample_passes < 8
 
 
 @pytest.mark.parametrize("method", [TRAK(), LoGRA(), DTRAK(), DAS(), JourneyTRAK()], ids=lambda m: m.name)

@@ -122,6 +122,20 @@ def test_whitening_by_other_labels(tmp_path, fisher):
     assert not [p for p in index.folder.iterdir() if p.name.startswith("fisher")]
 
 
+def test_parameters_may_be_whitened_one_after_the_other(tmp_path, capsys):
+    """A budget that holds the sums of one parameter at a time changes the rounds, not the matrices."""
+    build(tmp_path / "one", EKFAC("factored(2)"))
+    with mock.patch("unde.gradients.whitening._split", side_effect=lambda sizes, most: [[n] for n in sizes]):
+        build(tmp_path / "two", EKFAC("factored(2)"), progress=True)
+    assert toy.content(tmp_path / "one") == toy.content(tmp_path / "two")
+
+
+def test_matrices_may_stay_in_their_file(tmp_path, full_rank):
+    with mock.patch("unde.index.pca.MAPPED", 16), mock.patch("unde.store.shards.MAPPED", 16):
+        index = build(tmp_path / "i", EKFAC("factored(12)"))
+        assert relative(index.score(QUERIES).total(), full_rank.score(QUERIES).total()) < 1e-6
+
+
 def test_every_operation_of_an_index(tmp_path):
     """Self-influence, weights, append, remove and verify work as for other features."""
     index = build(tmp_path / "i", EKFAC("factored(2)"), ids=list(range(22)))

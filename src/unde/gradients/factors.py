@@ -17,17 +17,22 @@ from torch import Tensor
 from unde.projection import MATRICES, WHOLE, Spec, two_sides
 
 LIMIT = 4096  # the longest side that gets a covariance matrix: that of a vocabulary would cost more than the model
+SHORT = 1024  # sides up to this have one in any case
+THIN = 64  # longer ones not where they are so many times the other: that of an adapter would dwarf its parameters
 Sides = tuple[int | None, int | None]
 
 
 def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | None:
     """The sizes of the two covariances of a parameter; None if its gradient is no sum of small outer products.
 
-    Sides that are too long have none, nor have the rows of a table that is looked up (an embedding). The right side of
-    a convolution is that of its patches; if that is too long, of input channels, each tap counting as a position.
+    Sides that are too long have none, nor have the long sides of adapters (LoRA) on wide layers, nor the rows of a
+    table that is looked up (an embedding). The right side of a convolution is that of its patches; if that is too long,
+    of input channels, each tap counting as a position.
 
     >>> sides(Spec.parse("kron(16)"), (768, 3072)), sides(Spec.parse("kron(16)"), (768,))
     ((16, 16), None)
+    >>> sides(Spec.parse("none"), (768, 3072)), sides(Spec.parse("none"), (16, 4096))
+    ((768, 3072), (16, None))
     >>> sides(Spec.parse("none"), (50257, 768), lookup=True), sides(Spec.parse("none"), (512, 512, 3, 3))
     ((None, 768), (512, 512))
     """
@@ -40,7 +45,8 @@ def sides(spec: Spec, shape: Sequence[int], lookup: bool = False) -> Sides | Non
         right = right if right <= LIMIT else shape[1]
         if left > LIMIT or right > LIMIT:
             return None
-    pair = (left if left <= LIMIT and not lookup else None, right if right <= LIMIT else None)
+    most_left, most_right = (min(LIMIT, max(SHORT, THIN * other)) for other in (right, left))
+    pair = (left if left <= most_left and not lookup else None, right if right <= most_right else None)
     return pair if any(pair) else None
 
 

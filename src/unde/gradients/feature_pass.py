@@ -83,13 +83,24 @@ def exclusive(model: nn.Module) -> Generator[None]:
 
 
 class FeaturePass:
-    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and restored afterwards."""
+    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and restored afterwards.
 
-    def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
+    `factors` are running sums to add to; by default new ones.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        what: Measurement,
+        coverage: Coverage,
+        factors: Factors | None = None,
+    ) -> None:
         self.model = model
-        self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
-        scales = [u.scale for u in what.emitted if u.scale is not None]
-        self._scale = torch.cat(scales) if scales else None
+        if factors is None and what.factors is not None:
+            factors = Factors(what.factors, *placement(model))
+        self.factors = factors
+        self._scales = [(u.columns, u.scale) for u in what.emitted if u.scale is not None]
         self.collect = Collector(
             model, task, what.emitted, coverage, what.measure, self.factors, what.extra_measures
         )
@@ -114,8 +125,8 @@ class FeaturePass:
             features, values = collect(
                 to_device(batch, collect.device), list(where), rows if direct else None
             )
-            if self._scale is not None:
-                features.mul_(self._scale.to(features))
+            for columns, scale in self._scales:
+                features[:, columns].mul_(scale.to(features))
             if rows is not None and not direct:
                 features = rows.copy_(features)
             extra = collect.extra.float().cpu()

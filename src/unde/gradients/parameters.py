@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unde.errors import UndeError
 from unde.projection import WHOLE, Projection, Spec
 
+_WHITENED = 2**22
 DAMPINGS = "dampings"  # among the given matrices of whitening: λ of each parameter
 
 
@@ -86,7 +87,8 @@ def whiten(values: Tensor, damping: float) -> Tensor:
     """(Λ + λ)^−1/2, in float32; zeros for a parameter without gradients."""
     if not values.any():
         return torch.zeros(values.shape, dtype=torch.float32)
-    return (values.double() + damping).rsqrt().float()
+    parts = values.split(_WHITENED)  # in float64 some at a time
+    return torch.cat([(part.double() + damping).rsqrt().float() for part in parts])
 
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:

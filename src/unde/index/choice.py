@@ -2,9 +2,9 @@
 
 Features are the first of these that fit the budget of bytes on disk: whole gradients ("none"), their leading outer
 products (factored(64) to factored(1)), random two-sided projections (kron(64) to kron(8)). Whole gradients and outer
-products have to fit the memory budget, too. Methods whose kernel mixes parameters (TRAK and its kin, LoGRA) need
-matrices of features or examples squared: they keep the gradients of small models, and kron(16) of others; so do all
-methods on diffusion models.
+products have to fit the memory budget, too. Adapters (LoRA) are never projected. Methods whose kernel mixes parameters
+(TRAK and its kin, LoGRA) need matrices of features or examples squared: they keep the gradients of small models, and
+kron(16) of others; so do all methods on diffusion models.
 """
 
 from __future__ import annotations
@@ -238,11 +238,13 @@ class _Search:
         if not isinstance(self.method, (TracIn, EKFAC)) or self.weighed or self.kind == "diffusion":
             yield default_projection(sizes.model, sizes.names)
             return
-        if sizes.parameters <= WHOLE_MOST or any("lora_" in name for name in sizes.names):
+        adapters = any("lora_" in name for name in sizes.names)
+        if adapters or sizes.parameters <= WHOLE_MOST:
             yield "none"
         if sizes.store_dtype == factored.AUTO:
             yield from (f"factored({c})" for c in RANKS)
-        yield from (f"kron({r})" for r in SIDES)
+        if not adapters:
+            yield from (f"kron({r})" for r in SIDES)
 
     def _fits(self, files: IndexFiles, disk: int) -> bool:
         return files.features <= disk and files.total <= disk and self._fits_memory(files)

@@ -67,7 +67,7 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
         matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
         return _ekfac_moments(matrices, m)
     squares = torch.zeros(m.width, dtype=torch.float64)
-    for features in data.passes(runner.units, *passes, "second moments", emit=True):
+    for features in data.features(runner.units, passes, "second moments"):
         squares += features.square().sum(0)
     return {"squares": squares}
 

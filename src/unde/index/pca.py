@@ -28,10 +28,12 @@ from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import (
+    MAPPED,
     ShardError,
     checksum,
     copy_tensors,
     create_shard,
+    empty_tensor,
     read_shard,
     write_shard,
 )
@@ -55,19 +57,31 @@ def read_or_make(
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
-        return copy_tensors(read_shard(path, owner))
+        return _in_memory(read_shard(path, owner))
     except ShardError as e:
         damage = e
     if existing is None:
         path.unlink(missing_ok=True)  # of an index that was never begun
     matrices = make()
     if existing is None:
-        if not create_shard(path, owner, matrices):  # another process begins the same index at the same time
+        created = create_shard(
+            path, owner, matrices
+        )  # unless another process begins the same index meanwhile
+        if not created or _are_large(matrices):
             return read_shard(path, owner)
     elif fingerprint(matrices) == existing.matrices:
         console.note(f"{damage}: made anew, as it was")
         write_shard(path, owner, matrices)
     return matrices  # else they are of another index, which is refused for what differs
+
+
+def _in_memory(mapped: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, which do not depend on the file; large matrices stay mapped from it."""
+    return mapped if _are_large(mapped) else copy_tensors(mapped)
+
+
+def _are_large(matrices: dict[str, Tensor]) -> bool:
+    return sum(x.nbytes for x in matrices.values()) > MAPPED
 
 
 def fingerprint(matrices: dict[str, Tensor]) -> str:
@@ -81,7 +95,7 @@ def read(folder: StorePath, manifest: Manifest) -> dict[str, Tensor]:
     path = folder / MATRICES
     advice = f"delete {path} and run the same Index.build again, which makes it anew as it was"
     try:
-        matrices = copy_tensors(read_shard(path, None, verify=False))
+        matrices = _in_memory(read_shard(path, None, verify=False))
     except ShardError as e:
         raise UndeError(f"{e}: queries cannot be projected as the index was; {advice}") from None
     if fingerprint(matrices) != manifest.matrices:
@@ -151,7 +165,7 @@ def _whitening(
     recorded = wanted.resolved.directions
     data = curvature_data(inputs, inputs.rows, names, method, range(len(wanted.models)))
     given = None if recorded is None else (recorded[0] or 1, recorded[1])
-    matrices, (size, rows) = fit_whitening(data, method.kernel.dampings, memory, given)
+    matrices, (size, rows) = fit_whitening(data, method.kernel.dampings, memory, given, allocate=empty_tensor)
     return matrices | {PASSES: torch.tensor([size, rows or 0])}
 
 

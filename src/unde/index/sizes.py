@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from unde import methods
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import Rows
 from unde.gradients import placement
-from unde.gradients.factors import factor_sizes, length
 from unde.gradients.feature_pass import SHARE
 from unde.gradients.parameters import find_tables
-from unde.gradients.whitening import EXACT
+from unde.gradients.whitening import (
+    count_matrices,
+    rounds_of_covariances,
+    rounds_of_eigenvalues,
+    whitening_memory,
+)
 from unde.groups import Groups
 from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.kernel_cache import kernel_files, sizes_of
@@ -32,8 +37,7 @@ from unde.tasks.base import Task
 
 UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
 PASS_GRADIENTS = 4  # whole gradients that a pass holds for each example, in float32
-HELD = 16  # whole gradients that memory should hold: queries are asked by theirs
-COVARIANCE_BYTES = 24  # in whitening, of each number of a covariance: two of float32, two of float64
+HELD = 4  # whole gradients that memory must hold: queries are asked by theirs
 
 
 @dataclass(frozen=True)
@@ -122,18 +126,20 @@ class IndexSizes:
         drafts = [self.manifest(method, part, pass_size) for part in self.parts(method)]
         return IndexFiles(method, drafts[0], drafts[-1], placement(self.model)[1])
 
+    def sample_passes(self, m: Manifest) -> int:
+        """Passes over a sample before the index is begun: for pca directions, or for the rounds of whitening."""
+        if not methods.parse(m.method).whitened:
+            return int(Spec.parse(str(m.method["projection"])).kind == "pca")
+        rounds = rounds_of_covariances(m.units, self.memory)
+        return len(rounds) + len(rounds_of_eigenvalues(m.units, self.memory, m.resolved.pass_size))
+
     def memory_of(self, files: IndexFiles) -> int:
         """Bytes that building these features and fitting their kernel take, at least."""
         kernel = files.bound.needs().memory
         if Spec.parse(str(files.method.projection)).kind not in WHOLE:
             return kernel
         gradients = 4 * HELD * self.parameters
-        if not files.method.whitened:
-            return max(gradients, kernel)
-        covariances, vectors = basis_lengths(files.index)
-        bases = 4 * covariances + 12 * vectors
-        values = 4 * (PASS_GRADIENTS + 2) * self.parameters + bases
-        return max(gradients, COVARIANCE_BYTES * covariances, values)
+        return max(gradients, whitening_memory(files.index.units) if files.method.whitened else kernel)
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ class IndexFiles:
         if self.labelled is not self.index:
             sizes["gradients with other labels"] = sum(shard_bytes(self.labelled, self.precision).values())
         if self.method.whitened:
-            sizes["whitening"] = 4 * (sum(basis_lengths(self.index)) + self.index.width)
+            sizes["whitening"] = 4 * count_matrices(self.index.units)
         return sizes | kernel_files(self.index, self.bound)
 
     @property
@@ -167,9 +173,3 @@ class IndexFiles:
     @property
     def total(self) -> int:
         return sum(self.bytes.values())
-
-
-def basis_lengths(m: Manifest) -> tuple[int, int]:
-    """Numbers in the covariances of whole matrices, and in the second moments of vectors."""
-    vectors = [u["size"] for u in m.units if len(u["shape"]) < 2 and u["size"] <= EXACT]
-    return length(factor_sizes(m.units, "none")), sum(n * n for n in vectors)
