@@ -113,7 +113,8 @@ class Projection:
         self._kernel = len(shape) > 2
         self._rows: Tensor | None = None  # (r, R); None is the identity
         self._cols: Tensor | None = None  # (r, C)
-        self._flat: Tensor | None = None  # (size, R·C), dense or sparse
+        self._flat: Tensor | None = None  # (size, R·C)
+        self._buckets: tuple[Tensor, Tensor] | None = None  # of each entry, and its sign
         scale = given.get(f"scale/{name}")
         self._scale = None if scale is None else scale.reshape(1, -1)  # (1, R·C)
         self.device, self.dtype = torch.device("cpu"), torch.float32
@@ -143,11 +144,11 @@ class Projection:
             draw = _normal if spec.law == "normal" else _signs
             self._flat = draw(seed, name, "flat", self.size, numel)
         else:
-            self._flat = _buckets(seed, name, self.size, numel)
+            self._buckets = _buckets(seed, name, self.size, numel)
 
     @property
     def factored(self) -> bool:
-        return self._flat is None and self._scale is None
+        return self._flat is None and self._buckets is None and self._scale is None
 
     @property
     def row_matrix(self) -> Tensor | None:
@@ -176,6 +177,8 @@ class Projection:
                 turned = self._turns and (side == "_rows" or (side == "_cols" and not self._kernel))
                 matrix = matrix.to(device, dtype)
                 setattr(self, side, matrix.T.contiguous().T if turned else matrix)
+        if self._buckets is not None:
+            self._buckets = self._buckets[0].to(device), self._buckets[1].to(device, dtype)
         return self
 
     def rows(self, x: Tensor) -> Tensor:  # (..., R) → (..., r)
@@ -190,10 +193,11 @@ class Projection:
     def flat(self, g: Tensor) -> Tensor:  # (B, R·C) → (B, size)
         if self._scale is not None:
             g = g.to(self._scale.dtype) * self._scale
+        if self._buckets is not None:
+            bucket, sign = self._buckets
+            return sign.new_zeros(len(g), self.size).index_add_(1, bucket, g.to(sign.dtype) * sign)
         if self._flat is None:
             return self._two_sided(g.reshape(-1, self.R, self.C))
-        if self._flat.is_sparse:
-            return torch.sparse.mm(self._flat, g.to(self._flat.dtype).T).T
         return g.to(self._flat.dtype) @ self._flat.T
 
     def __call__(self, gradient: Tensor) -> Tensor:
@@ -204,7 +208,9 @@ class Projection:
 
     def back(self, features: Tensor) -> Tensor:
         """Pᵀ, (B, size) → (B, R·C): ⟨P g, f⟩ = ⟨g, back(f)⟩."""
-        if self._flat is not None:
+        if self._buckets is not None:
+            g = features[:, self._buckets[0]] * self._buckets[1]
+        elif self._flat is not None:
             g = (self._flat.mT @ features.T).T
         else:
             r = self.R if self._rows is None else len(self._rows)
@@ -269,9 +275,9 @@ def _normal(seed: int, name: str, side: str, size: int, n: int) -> Tensor:
     return torch.from_numpy(draws.reshape(size, n).astype(np.float32)) / math.sqrt(size)
 
 
-def _buckets(seed: int, name: str, size: int, n: int) -> Tensor:
+def _buckets(seed: int, name: str, size: int, n: int) -> tuple[Tensor, Tensor]:
+    """The bucket and the sign of each of n entries."""
     words = _raw(seed, name, "buckets", n)
     sign = torch.from_numpy(1.0 - 2.0 * (words & np.uint64(1)).astype(np.float32))
     bucket = torch.from_numpy(((words >> np.uint64(1)) % np.uint64(size)).astype(np.int64))
-    index = torch.stack([bucket, torch.arange(n)])
-    return torch.sparse_coo_tensor(index, sign, (size, n), check_invariants=True).coalesce()
+    return bucket, sign

@@ -33,3 +33,15 @@ def pretended(device):
     for here in pretended_device.counts:
         here.restart()
     return pretended_device
+
+
+@pytest.fixture
+def operations(device):
+    """Operations on the pretended device since the test began, or another count; many on devices that do not count."""
+    for here in pretended_device.counts:
+        here.restart()
+
+    def count(index=0, what="operations"):
+        return getattr(pretended_device.counts[index], what) if device == pretended_device.NAME else 10**9
+
+    return count

@@ -52,8 +52,13 @@ def _lstm_cell_backward(grad_h, grad_c, c, after, gates, has_bias):
     return grads, grad_c * f, grads.sum(0) if has_bias else torch.empty(0)
 
 
-# Fused kernels that torch calls on accelerators and that the CPU has not.
+def _histc(x, *args, **kwargs):
+    return torch.histc(x.float(), *args, **kwargs).to(x.dtype)
+
+
+# What accelerators have and the CPU has not: fused kernels, and types of numbers.
 _FUSED = {
+    aten.histc: _histc,
     aten._thnn_fused_lstm_cell: _lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl: _lstm_cell_backward,
 }
@@ -312,6 +317,10 @@ def register() -> None:
     if hasattr(torch, NAME):
         return
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), None, _Guard())
+    torch.autograd.set_multithreading_enabled(False)  # an engine that runs already has no thread for it
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # tied weights of a model that is moved stay tied
     library = torch.library.Library("_", "IMPL", "PrivateUse1")
     library.fallback(lambda op, *args, **kwargs: _dispatch(op, args, kwargs))
     exact = torch.library.Library("aten", "IMPL")  # a fallback does not get tensors that torch.tensor made

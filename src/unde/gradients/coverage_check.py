@@ -120,7 +120,7 @@ class CoverageCheck:
                 together = self._sum_values(self.batch, self.ids)
         except RUN_ERRORS:
             return False
-        self.values = torch.cat(alone).double().cpu()
+        self.values = torch.cat(alone).cpu().double()
         self._check_independent(together)
         return True
 
@@ -197,7 +197,7 @@ class CoverageCheck:
 
     def _check_independent(self, together: Tensor) -> None:
         a = self.values
-        b = together[: len(a)].double().cpu()
+        b = together[: len(a)].cpu().double()
         if not self._close(a, b):
             worst = int((a - b).abs().nan_to_num().argmax())
             raise UndeError(
@@ -312,7 +312,7 @@ class CoverageCheck:
             raise
         truth = self.truth[: len(ids)]  # there may be fewer
         got = features[: len(truth)]
-        if catch and not self._close(values[: len(truth)].double().cpu(), self.values[: len(truth)]):
+        if catch and not self._close(values[: len(truth)].cpu().double(), self.values[: len(truth)]):
             return None  # the hooks changed what the model computes
         finite = truth.isfinite().all(1)
         if not finite.any() and not alone:

@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unde import devices
+
 
 @contextmanager
 def frozen_eval(model: nn.Module) -> Generator[None]:
     """Inside: eval mode, nothing compiled, and no parameter requires grad.
 
     Afterwards restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
-    tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
+    tensor itself and its content), and the Python, NumPy and torch generators, those of devices too.
     """
     modules = list(model.modules())  # walking many small modules takes most of the time
     modes = [(m, m.training) for m in modules]
@@ -28,7 +30,7 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
     tensors = _unique(b for m in modules for b in m._buffers.values())
     buffers = [(b, b.detach().clone(), b._version) for b in tensors]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    others = devices.random_states()
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     eager = getattr(torch.compiler, "set_stance", None)  # hooks need uncompiled modules
@@ -59,15 +61,15 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
             m._buffers.clear()
             m._buffers.update(tensors)
         with torch.no_grad():
-            for b, content, version in buffers:
-                # Written only if changed: a graph of the caller may hold it. `.data` changes bypass the version.
-                if b._version != version or not torch.equal(b, content):
-                    b.copy_(content)
+            # Written only if changed: a graph of the caller may hold it. `.data` changes bypass the version.
+            same = [(b, content) for b, content, version in buffers if b._version == version]
+            changed = [(b, content) for b, content, version in buffers if b._version != version]
+            for b, content in changed + _differing(same):
+                b.copy_(content)
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        devices.set_random_states(others)
 
 
 @contextmanager
@@ -82,6 +84,17 @@ def restore_attributes(model: nn.Module) -> Generator[None]:
             vars(m).update(attributes)
             m._modules.clear()
             m._modules.update(children)
+
+
+def _differing(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Those that are not equal; a device is asked once."""
+    places = dict.fromkeys(b.device for b, _ in pairs)
+    out: list[tuple[Tensor, Tensor]] = []
+    for place in places:
+        here = [pair for pair in pairs if pair[0].device == place]
+        differ = torch.stack([(b != content).any() for b, content in here]).tolist()
+        out += [pair for pair, d in zip(here, differ) if d]
+    return out
 
 
 def _unique(tensors: Iterable[Tensor | None]) -> list[Tensor]:

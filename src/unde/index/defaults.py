@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, to_device
+from unde.devices import double_device
 from unde.errors import UndeError
 from unde.gradients.hooks import FAILURES
 from unde.gradients.model_state import frozen_eval
@@ -70,7 +71,7 @@ def weight_decay(model: nn.Module, task: Task, rows: Rows, exclude: Sequence[str
     with suppress(UndeError, *FAILURES):  # the build that follows says what is wrong, and with which example
         total = _total(model, task, rows, parameters, decayed)
         if total is not None:
-            return _strength(_flat(total), _flat([p.detach().double() for p in decayed]))
+            return _strength(_flat(total), _flat([p.detach().cpu().double() for p in decayed]))
     return None
 
 
@@ -86,18 +87,18 @@ def _total(
             return None
         for p in parameters:
             p.requires_grad_(True)
-        total = [torch.zeros_like(p, dtype=torch.float64) for p in decayed]
+        total = [torch.zeros_like(p, dtype=torch.float64, device=double_device(p.device)) for p in decayed]
         for start in range(0, len(rows), _BATCH):
             batch = to_device(rows.batch(range(start, min(start + _BATCH, len(rows)))), device)
             grads = torch.autograd.grad(task.loss(model, batch).sum(), decayed, allow_unused=True)
             for sum_, g in zip(total, grads):
                 if g is not None:
-                    sum_ += g
+                    sum_ += g.to(sum_.device)
     return total
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.flatten() for t in tensors])
+    return torch.cat([t.flatten().cpu() for t in tensors])
 
 
 def _strength(total: Tensor, theta: Tensor) -> float | None:

@@ -142,7 +142,7 @@ class Diffusion(Task):
 
     def scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """√ᾱ_t and √(1 − ᾱ_t), shaped to multiply images (B, k, C, H, W)."""
-        a = self.alphas.to(t.device)[t].to(like.dtype)
+        a = self.alphas.to(like.dtype).to(t.device, non_blocking=True)[t]
         a = a.view(*t.shape, *[1] * (like.dim() - t.dim()))
         return a.sqrt(), (1 - a).sqrt()
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unde.devices import double_device
 from unde.errors import UndeError, unknown
 from unde.tasks import model_checks, sampling
 from unde.tasks.base import Task
@@ -196,8 +197,8 @@ class Regression(Prediction):
 
     def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """A squared error is the −log p of a normal distribution with variance 1/2."""
-        u = sampling.uniforms(ids, logits.shape[1]).clamp(min=2.0**-54).to(logits.device)
-        return logits + (torch.special.ndtri(u) / 2**0.5).to(logits.dtype)
+        u = sampling.uniforms(ids, logits.shape[1]).clamp(min=2.0**-54)
+        return logits + (torch.special.ndtri(u) / 2**0.5).to(logits)
 
     def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """Errors are independent with variance 1/2: an output times √2, over their number."""
@@ -273,8 +274,9 @@ class MultiLabel(Prediction):
         return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
 
     def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
-        u = sampling.uniforms(ids, logits.shape[1]).to(logits.device)
-        return (u < logits.double().sigmoid()).to(logits.dtype)
+        place = double_device(logits.device)
+        u = sampling.uniforms(ids, logits.shape[1]).to(place)
+        return (u < logits.to(place).double().sigmoid()).to(logits)
 
     def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """Labels are independent: an output times the standard deviation of its label."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unde.devices import double_device
 from unde.errors import UndeError
 
 SEED = 20240229  # fixed: a label is a function of the model and the example alone
@@ -35,11 +36,12 @@ def draw(logits: Tensor, u: Tensor, where: Tensor | None = None) -> Tensor:
     `where` are the rows to draw for, all (R, V) of them by default.
     """
     where = torch.arange(len(logits), device=logits.device) if where is None else where
+    place = double_device(logits.device)
     step = max(1, CHUNK // (8 * logits.shape[-1]))
     parts = [where.new_empty(0)]
-    for rows, x in zip(where.split(step), u.to(logits.device).split(step)):
-        edges = logits.detach()[rows].double().softmax(-1).cumsum(-1)
+    for rows, x in zip(where.split(step), u.to(place).split(step)):
+        edges = logits.detach()[rows].to(place).double().softmax(-1).cumsum(-1)
         # Rounding may leave the last edge below one; right=True never picks a class of probability zero.
         found = torch.searchsorted(edges, (x * edges[:, -1]).unsqueeze(1), right=True)[:, 0]
-        parts.append(found.clamp(max=logits.shape[-1] - 1))
+        parts.append(found.clamp(max=logits.shape[-1] - 1).to(where.device))
     return torch.cat(parts)

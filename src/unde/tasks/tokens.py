@@ -127,9 +127,9 @@ def _resample(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Tens
     """The targets replaced by draws. The kth of a sequence gets its kth number, wherever padding puts it."""
     counts = target != IGNORE
     rank = (counts.cumsum(1) - 1).clamp(min=0)
-    u = sampling.uniforms(ids, target.shape[1]).to(target.device).gather(1, rank)
+    u = sampling.uniforms(ids, target.shape[1]).gather(1, rank.cpu())
     where = counts.flatten().nonzero()[:, 0]
-    drawn = sampling.draw(logits.flatten(0, 1), u.flatten()[where], where)
+    drawn = sampling.draw(logits.flatten(0, 1), u.flatten()[where.cpu()], where)
     return target.flatten().index_copy(0, where, drawn).view(target.shape)
 
 
