@@ -62,7 +62,7 @@ def build(name, folder, device="cpu", **options):
 def stored(index):
     """(C, N, D) features of all examples."""
     shards = range(len(index.manifest.shards))
-    return torch.cat([torch.stack(list(index._state.stored.blocks(s))) for s in shards], 1)
+    return torch.cat([torch.stack(index._state.stored.blocks(s)).cpu() for s in shards], 1)
 
 
 def assert_near(got, want, tolerance=1e-5):
