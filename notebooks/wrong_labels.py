@@ -53,7 +53,7 @@ with torch.no_grad():
 print(f"accuracy on other digits: {correct:.1%}")
 
 # %% [markdown]
-# ## An index, and six rankings of the labels
+# ## An index, and an audit of the labels
 
 # %%
 folder = tempfile.mkdtemp()
@@ -64,15 +64,17 @@ index = unde.Index.build(
     f"{folder}/digits",
     progress=False,
 )
-rankings = label_rankings(index, progress=False)
-for name, ranking in rankings.items():
+frame = index.audit_labels(progress=False)
+count, precision = int(frame.is_label_issue.sum()), frame.attrs["expected_precision"]
+print(f"{count} labels look wrong, expected precision {precision:.0%}")
+for name, ranking in label_rankings(index, progress=False).items():
     print(f"{name}: AUC {ranking.auc(true[:1200]):.3f}")
 
 # %% [markdown]
 # Of the first so many suspects, how many are wrong indeed? By chance it would be a tenth.
 
 # %%
-suspects = rankings["adjusted-loss"].order
+suspects = torch.tensor(frame.sort_values("label_quality").index.to_numpy())
 for first in (20, 60, 120):
     print(f"{first:>4} suspects: {int(wrong[suspects[:first]].sum())} wrong labels")
 

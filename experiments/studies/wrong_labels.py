@@ -140,7 +140,8 @@ def rank(variant: str, state: str, rate: float, seed: int, path: Path) -> None:
     )
     out: dict[str, np.ndarray] = {"wrong": (y != true).numpy()}
     for name, method in METHODS.items():
-        wanted = [by for by in RANKINGS if by not in OF_THE_MODEL or name == "TracIn"]
+        names = [by for by in RANKINGS if by != "quality"]  # which is younger: label_audit has it
+        wanted = [by for by in names if by not in OF_THE_MODEL or name == "TracIn"]
         for by, suspects in label_rankings(index, names=wanted, method=method, progress=False).items():
             out[by if by in OF_THE_MODEL else f"{by}, {name}"] = suspects.scores.numpy()
     out["accuracy"] = np.array([accuracy(model, x, y), accuracy(model, held_out, labels)])

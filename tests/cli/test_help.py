@@ -11,13 +11,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from unde import cli, methods
-from unde.cli import options, report
-from unde.index import labels
+from unde.cli import options
 from unde.store import factored
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
-    *("calibrate", "learn", "attribute", "evaluate", "report", "serve"),
+    *("calibrate", "learn", "attribute", "evaluate", "audit", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 
@@ -72,7 +71,6 @@ def test_plan_takes_what_build_takes():
 def test_names_in_help_are_those_of_the_library():
     assert options.METHODS == methods.NAMES
     assert options.CODECS == factored.NAMES
-    assert report.RANKINGS == tuple(labels.RANKINGS) and report.RANKINGS[0] == labels.DEFAULT
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["report", "--help"]])

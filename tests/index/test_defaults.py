@@ -11,7 +11,7 @@ import unde
 from unde import Index, UndeError
 from unde.index import choice
 from unde.index.choice import WHOLE_MOST, choose, free_bytes
-from unde.index.labels import wrong_labels
+from unde.index.labels import label_rankings
 from unde.index.sizes import IndexSizes
 from unde.methods import CHOICES, DAS, DTRAK, EKFAC, TRAK, JourneyTRAK, LoGRA, TracIn
 from unde.plan import plan
@@ -251,7 +251,7 @@ def test_every_operation_of_what_is_chosen(tmp_path):
         )
         assert str(index.method.projection).startswith(kind)
         assert index.score(queries).total().shape == (12, 220)
-        assert len(wrong_labels(index, by="normalised", progress=False).order) == 220
+        assert len(label_rankings(index, names=["normalised"], progress=False)["normalised"].order) == 220
         scores = index.score(queries)
         assert unde.learn_weights(scores, k=3).values.shape == (3,)
         assert index.diagnose(scores) is not None

@@ -12,7 +12,6 @@ import models
 import toy
 import unde
 from unde import Index, UndeError
-from unde.index.labels import wrong_labels
 from unde.methods import EKFAC, TRAK, TracIn
 
 REFUSED = r"the model's weights are not those that .* was built with"
@@ -77,7 +76,7 @@ QUESTIONS: dict[str, Callable[[Index], Any]] = {
     "learn_weights by a function": lambda index: index.learn_weights(perturb=lambda e, s, random: e),
     "append": lambda index: index.append(toy.data(4, seed=4), progress=False),
     "trust": lambda index: index.trust(),
-    "wrong labels": lambda index: wrong_labels(index, progress=False),
+    "wrong labels": lambda index: index.audit_labels(progress=False),
 }
 
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from unde import console
 from unde.cli.append import append, merge, remove, repack
 from unde.cli.attribute import attribute, evaluate
+from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
 from unde.cli.learn import calibrate, learn
 from unde.cli.options import expand_groups
@@ -67,7 +68,7 @@ app = typer.Typer(
 PANELS = {
     "Start": (demo,),
     "Make an index": (plan, build, finish, append, remove, merge, repack),
-    "Ask it": (calibrate, learn, attribute, evaluate, report, serve),
+    "Ask it": (calibrate, learn, attribute, evaluate, audit, report, serve),
     "Files and speed": (verify, push, pull, bench),
 }
 for panel, commands in PANELS.items():

@@ -8,6 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from unde import console
 from unde.cli.options import (
     IndexPath,
@@ -20,11 +22,10 @@ from unde.cli.options import (
     Span,
     Uncalibrated,
     WeightsFiles,
-    join_names,
     option,
     path_option,
 )
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError
 from unde.integrations import require
 from unde.store.remote import StorePath, place
 
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from unde.ui.report.page import Page
 
 
-LABELS = "Wrong labels"
-# A copy of the keys of unde.index.labels.RANKINGS, the default first; a test compares them.
-RANKINGS = ("adjusted-loss", "loss", "margin", "self-influence", "normalised", "opposition")
-SUSPECTS = 48  # on a page
 UNWEIGHTED = "unweighted"  # the name of scores without weights
 
 
@@ -58,22 +55,13 @@ def report(
             "texts to ask about, as in --data; a folder of saved samples", "--queries", metavar="PATH"
         ),
     ] = None,
-    labels: Annotated[
-        bool, option("look for wrong labels among the training examples instead", "--labels")
-    ] = False,
-    by: Annotated[str, option(f"ranking of --labels: {join_names(RANKINGS)}", panel=LABELS)] = RANKINGS[0],
-    csv: Annotated[
-        Path | None,
-        path_option("the ranking of --labels of all examples", "--csv", metavar="FILE", panel=LABELS),
-    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", hidden=True)] = False,
     query_field: QueryField = None,
     span: Span = None,
     out: Annotated[Path, path_option("the page to write", "--out")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
-    first: Annotated[
-        int | None, option(f"how many queries to show (default: 12), or suspects ({SUSPECTS})", min=1)
-    ] = None,
+    first: Annotated[int | None, option("how many queries to show (default: 12)", min=1)] = None,
     top: Annotated[int, option("training examples on each side", min=1)] = 5,
     no_trust: NoTrust = False,
     uncalibrated: Uncalibrated = False,
@@ -86,7 +74,6 @@ def report(
     ] = False,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
-    With --labels: the training examples of a classifier whose labels are suspicious.
 
     Examples:
 
@@ -95,25 +82,18 @@ def report(
     `unde report my_project.setup:make --index runs/idx --weights weights.json --query 17`
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
-
-    `unde report my_project.setup:make --index runs/idx --labels --csv suspects.csv`
     """
     from unde.cli.project import Project
-    from unde.index.labels import classifier
 
-    _check(labels, query, queries, csv, by)
+    if labels:
+        raise UndeError(f"wrong labels are found by a command of their own: unde audit --index {index}")
     model = model.remembered(index)
     texts = (queries or query) if model.target is None else None
     project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
-    if labels:
-        classifier(project.setup.task)  # refused before anything is computed
     opened = project.index(index, uncalibrated=uncalibrated)
-    if labels:
-        page = _labels(project, opened, files, named, by, csv, first or SUSPECTS, method)
-    else:
-        parts = {"trust": not no_trust and not query, "baselines": not no_baselines}
-        page = _queries(project, opened, files, named, query or [], queries, first, top, method, parts)
+    parts = {"trust": not no_trust and not query, "baselines": not no_baselines}
+    page = _queries(project, opened, files, named, query or [], queries, first, top, method, parts)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
@@ -160,48 +140,6 @@ def _queries(
         labelled=selection.labelled,
         **parts,
     )
-
-
-def _labels(
-    project: Project,
-    opened: Index,
-    files: Mapping[str, StorePath],
-    named: str,
-    by: str,
-    csv: Path | None,
-    first: int,
-    method: str | None,
-) -> Page:
-    from unde.index import labels
-    from unde.ui.report.labels_page import MANY, LabelReview
-    from unde.weights import Weights
-
-    if labels.RANKINGS[by].cost == "pairs" and len(opened) > MANY:
-        console.note(
-            f"comparing {len(opened):,} training examples with each other, which can take long: "
-            f"--by {RANKINGS[0]} needs one pass of the model"
-        )
-    ways = {UNWEIGHTED: None, **{name: Weights.load(file) for name, file in files.items()}}
-    review = LabelReview(opened, project.setup, ways, by, first, method)
-    page = review.page(f"Which labels of {named} look wrong?")
-    if csv is not None:
-        suspects = review.suspects
-        suspects.to_csv(csv, review.view.classes, review.rankings)
-        console.note(f"{len(suspects.order):,} examples, the most suspicious first, are in {csv}")
-    return page
-
-
-def _check(
-    labels: bool, query: Sequence[str] | None, queries: Path | None, csv: Path | None, by: str
-) -> None:
-    if by not in RANKINGS:
-        raise unknown("ranking of --labels", by, RANKINGS)
-    if labels and (query or queries):
-        raise UndeError(
-            "--labels looks at training examples: leave out --query and --queries, or --labels to ask about these"
-        )
-    if not labels and (csv is not None or by != RANKINGS[0]):
-        raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
 
 
 def serve(

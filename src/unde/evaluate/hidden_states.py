@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.tasks import Task
 
+R = TypeVar("R")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # channels come second
 _PROBE_EXAMPLES = 4
 _MAX_BATCH = 32
@@ -92,6 +93,16 @@ class HiddenStates:
         fits = x.dim() == 3 and not convolution
         mask = next((m for m in options if fits and isinstance(m, Tensor) and m.shape == x.shape[:2]), None)
         return States(_pool(x, mask, convolution).cpu(), loss)
+
+    def head_input(self, run: Callable[[], R]) -> tuple[R, Tensor]:
+        """What `run` returns, and the input of the head in its last call."""
+        with (
+            frozen_eval(self.model),
+            torch.no_grad(),
+            _last_calls([] if self._head is None else [self._head]) as calls,
+        ):
+            result = run()
+        return result, calls["last"].input
 
     def ranges(self, rows: Rows) -> list[range]:
         """Positions of `rows`, batch by batch."""

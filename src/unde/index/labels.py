@@ -1,7 +1,8 @@
-"""Wrong labels: rankings of the training examples of a classifier by how suspicious their labels are.
+"""Rankings of the training examples of a classifier by how suspicious their labels are.
 
 A ranking gives a number to every training example i, high where its label y is suspicious:
 
+    quality         −log of the geometric mean of p(y | x) and of the share of the nearest examples that carry y
     adjusted-loss   loss / √(mean loss of the examples labelled y): classes that the model finds hard count less
     loss            −log p(y | x), the baseline: the order of 1 − p(y | x)
     margin          the largest p(c | x) over c ≠ y, minus p(y | x)
@@ -9,14 +10,15 @@ A ranking gives a number to every training example i, high where its label y is 
     normalised      τ(i, i) / Σ of the m largest τ(i, n): the share that no other example explains (the paper's)
     opposition      −Σ of the m smallest τ(i, n): how hard other examples pull against it
 
-The losses and the margin need one pass of the model, the others the index.
+The losses and the margin need one pass of the model, the quality a second one for hidden states, the others the index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,19 +30,27 @@ from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
+from unde.index.nearest import nearest_labels
+from unde.index.state import IndexState
 from unde.methods import Method
 from unde.scoring import Top, WeightsLike
-from unde.scoring.table import Table
-from unde.store.remote import StorePath
 from unde.tasks import Classification, TokenClassification
 from unde.tasks.base import Task
 from unde.tasks.tokens import IGNORE
 
-if TYPE_CHECKING:
-    from unde.index.index import Index
-
 TOP = 10  # m, as in the paper for ResNets
 _PASS = 64  # examples
+
+
+class LabelledIndex(Protocol):
+    """What rankings ask of an index."""
+
+    @property
+    def _state(self) -> IndexState: ...
+
+    def __len__(self) -> int: ...
+
+    def method_for(self, method: str | Method | None = None) -> Method: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +62,7 @@ class LabelPredictions:
     classes: int  # that the model tells apart
     loss: Tensor  # (N,) −log p(label)
     margin: Tensor  # (N,) largest p of another class, minus p(label)
+    token: Tensor  # (N,) the token that has the label; −1 where the whole example has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +70,6 @@ class Suspects(LabelPredictions):
     """Training examples with their labels, the model's predictions, and how suspicious each label is."""
 
     scores: Tensor  # (N,), high: suspicious
-    ids: Sequence[Any]
     order: Tensor  # positions, the most suspicious first; without the examples that the index has skipped
     ranking: str
 
@@ -81,48 +91,36 @@ class Suspects(LabelPredictions):
         """Places by position: 1 for the most suspicious example."""
         return {i: place for place, i in enumerate(self.order.tolist(), 1)}
 
-    def to_csv(
-        self,
-        path: str | StorePath,
-        classes: Sequence[str] | None = None,
-        rankings: Mapping[str, Suspects] | None = None,
-    ) -> None:
-        """Write all examples, the most suspicious first: id, index, score, given, predicted, loss, margin.
-
-        Args:
-            path: The file.
-            classes: Names of the classes.
-            rankings: Other rankings of the same examples, a column each.
-        """
-        names = range(self.classes) if classes is None else classes
-        if len(names) != self.classes:
-            raise UndeError(
-                f"{len(names)} names of classes, the model tells {self.classes} apart: expected one each"
-            )
-        order = self.order
-        table = {
-            "id": [self.ids[i] for i in order.tolist()],
-            "index": order.tolist(),
-            "score": self.scores[order].tolist(),
-            "given": [names[c] for c in self.labels[order].tolist()],
-            "predicted": [names[c] for c in self.predicted[order].tolist()],
-            "loss": self.loss[order].tolist(),
-            "margin": self.margin[order].tolist(),
-        }
-        table |= {name: other.scores[order].tolist() for name, other in (rankings or {}).items()}
-        Table(table).save(path, "csv")
-
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Inputs of the rankings."""
 
-    index: Index
+    index: LabelledIndex
     predictions: LabelPredictions
     method: Method
     weights: WeightsLike
     top: int  # m
     usable: Tensor  # (N,) bool: examples that the index has not skipped
+    progress: bool = False
+
+    @cached_property
+    def nearest(self) -> Tensor:
+        """(N, k) labels of the nearest training examples."""
+        inputs, token = self.index._state.build_inputs("labels are compared"), self.predictions.token
+        return nearest_labels(
+            inputs.model, classifier(inputs.task), inputs.rows, token, progress=self.progress
+        )
+
+    def share(self) -> Tensor:
+        """(N,) the share of the nearest examples that carry the label; one more is spread over all classes."""
+        k, classes = self.nearest.shape[1], self.predictions.classes
+        votes = (self.nearest == self.predictions.labels[:, None]).sum(1)
+        return ((votes.double() + 1 / classes) / (k + 1)).masked_fill(self.predictions.labels < 0, 1.0)
+
+    def quality(self) -> Tensor:
+        """−log √(p · share): both say how likely the label is, the second without knowing it."""
+        return (self.predictions.loss - self.share().log()) / 2
 
     def adjusted_loss(self) -> Tensor:
         """Loss over the root of its mean in the class. The root: a mean of few examples divides by less."""
@@ -133,7 +131,8 @@ class Evidence:
         return loss / means[at].clamp(min=torch.finfo(loss.dtype).tiny).sqrt()
 
     def self_influence(self, normalize_top: int | None = None) -> Tensor:
-        return self.index.self_influence(self.weights, normalize_top, method=self.method)
+        scorer = self.index._state.scorer
+        return scorer.self_influence(self.method, self.weights, normalize_top, torch.arange(len(self.index)))
 
     def opposition(self) -> Tensor:
         which, scorer = torch.arange(len(self.index)), self.index._state.scorer
@@ -150,6 +149,11 @@ class LabelRanking:
 
 
 RANKINGS: dict[str, LabelRanking] = {
+    "quality": LabelRanking(
+        Evidence.quality,
+        "label quality, how likely the model and the labels of the most similar examples find the label of an example",
+        "model",
+    ),
     "adjusted-loss": LabelRanking(
         Evidence.adjusted_loss,
         "adjusted loss, how unlikely the model finds the label of an example, beside others of its class",
@@ -177,45 +181,11 @@ RANKINGS: dict[str, LabelRanking] = {
         "pairs",
     ),
 }
-DEFAULT, BASELINE = "adjusted-loss", "loss"
-
-
-def wrong_labels(
-    index: Index,
-    weights: WeightsLike = None,
-    *,
-    by: str = DEFAULT,
-    top: int = TOP,
-    method: str | Method | None = None,
-    progress: bool = True,
-) -> Suspects:
-    """Training examples of a classifier ranked by how suspicious their labels are.
-
-    The index must have been opened with its model, task and training data. An example that is hard, rare or unlike
-    all others is suspicious too: look before you change a label.
-
-    Args:
-        index: The index of a classifier.
-        weights: Weights of groups, for the rankings by influence.
-        by: The ranking, one of `RANKINGS`.
-        top: m, the number of scores that "normalised" and "opposition" sum over.
-        method: Another method than that of the index, for the rankings by influence.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        All examples with the score of their label, the most suspicious first in `order`.
-
-    Raises:
-        UndeError: The task has no classes, the model or the data are missing, or the ranking is unknown.
-
-    >>> suspects = wrong_labels(index)  # doctest: +SKIP
-    >>> suspects.order[:10], suspects.to_csv("suspects.csv")  # doctest: +SKIP
-    """
-    return label_rankings(index, weights, [by], top=top, method=method, progress=progress)[by]
+DEFAULT, BASELINE = "quality", "loss"
 
 
 def label_rankings(
-    index: Index,
+    index: LabelledIndex,
     weights: WeightsLike = None,
     names: Sequence[str] = (),
     *,
@@ -223,28 +193,56 @@ def label_rankings(
     method: str | Method | None = None,
     progress: bool = True,
 ) -> dict[str, Suspects]:
-    """Several rankings of `wrong_labels` side by side, all of them unless `names` are given. The model runs once.
+    """Rank the training examples of a classifier by how suspicious their labels are, in several ways.
+
+    The index must have been opened with its model, task and training data.
+
+    Args:
+        index: The index of a classifier.
+        weights: Weights of groups, for the rankings by influence.
+        names: Rankings, of `RANKINGS`; all by default.
+        top: m, the number of scores that "normalised" and "opposition" sum over.
+        method: Another method than that of the index, for the rankings by influence.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        By name, all examples with the score of their label, the most suspicious first in `order`.
+
+    Raises:
+        UndeError: The task has no classes, the model or the data are missing, or a ranking is unknown.
 
     >>> label_rankings(index, names=["loss", "opposition"])["loss"].order[:10]  # doctest: +SKIP
     """
     for name in names:
         if name not in RANKINGS:
             raise unknown("ranking of labels", name, RANKINGS)
+    evidence = label_evidence(index, weights, top=top, method=method, progress=progress)
+    return {name: rank_labels(evidence, name) for name in names or RANKINGS}
+
+
+def label_evidence(
+    index: LabelledIndex,
+    weights: WeightsLike = None,
+    *,
+    top: int = TOP,
+    method: str | Method | None = None,
+    progress: bool = True,
+) -> Evidence:
+    """Inputs of rankings, after one pass of the model; see `label_rankings`."""
     inputs = index._state.build_inputs("labels are compared with what the model predicts")
     task = classifier(inputs.task)
     index._state.runner.check_model()  # its predictions are shown beside stored gradients
-    usable, chosen = ~index.skipped, index.method_for(method)
+    usable, chosen = ~index._state.stored.skipped, index.method_for(method)
     predictions = predict_labels(inputs.model, task, inputs.rows, progress=progress)
-    evidence = Evidence(index, predictions, chosen, weights, min(top, int(usable.sum())), usable)
-    ids = range(len(index)) if index.ids is None else index.ids
-    return {name: _suspects(evidence, name, ids) for name in names or RANKINGS}
+    return Evidence(index, predictions, chosen, weights, min(top, int(usable.sum())), usable, progress)
 
 
-def _suspects(evidence: Evidence, by: str, ids: Sequence[Any]) -> Suspects:
+def rank_labels(evidence: Evidence, by: str = DEFAULT) -> Suspects:
+    """One ranking of the labels."""
     scores = RANKINGS[by].scores(evidence).masked_fill(~evidence.usable, 0.0)
     order = scores.argsort(descending=True, stable=True)
     order = order[evidence.usable[order]]
-    return Suspects(**vars(evidence.predictions), scores=scores, ids=ids, order=order, ranking=by)
+    return Suspects(**vars(evidence.predictions), scores=scores, order=order, ranking=by)
 
 
 def classifier(task: Task) -> Classification | TokenClassification:
@@ -267,12 +265,12 @@ def predict_labels(
     with frozen_eval(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
             batch = to_device(rows.batch(range(start, min(start + _PASS, len(rows)))), device)
-            logits, target = (t.cpu() for t in _logits_and_labels(task, model, batch))
-            parts.append((target.long(), logits.argmax(1), *_loss_and_margin(logits, target.long())))
+            logits, target, token = (t.cpu() for t in _logits_and_labels(task, model, batch))
+            parts.append((target.long(), logits.argmax(1), *_loss_and_margin(logits, target.long()), token))
             classes = logits.shape[1]
             advance(len(target))
-    labels, predicted, loss, margin = map(torch.cat, zip(*parts))
-    return LabelPredictions(labels, predicted, classes, loss, margin)
+    labels, predicted, loss, margin, token = map(torch.cat, zip(*parts))
+    return LabelPredictions(labels, predicted, classes, loss, margin, token)
 
 
 def _loss_and_margin(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,36 +285,42 @@ def _loss_and_margin(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _logits_and_labels(
     task: Classification | TokenClassification, model: nn.Module, batch: Any
-) -> tuple[Tensor, Tensor]:
-    """(B, classes) logits and (B,) labels."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, classes) logits, (B,) labels and (B,) the tokens that have them."""
     if isinstance(task, Classification):
-        return task.predict(model, batch)
+        logits, labels = task.predict(model, batch)
+        return logits, labels, torch.full_like(labels, -1)
     logits, target, _ = task.predictions(model, batch)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), target.flatten(), reduction="none", ignore_index=IGNORE
     )
     at = losses.view(target.shape).masked_fill(target == IGNORE, -1.0).argmax(1)
     rows = torch.arange(len(at), device=at.device)
-    return logits[rows, at], target[rows, at]
+    return logits[rows, at], target[rows, at], at
 
 
-def neighbours(
-    index: Index,
+def influential_examples(
+    index: LabelledIndex,
     where: Sequence[int],
     count: int = 5,
     weights: WeightsLike = None,
     method: str | Method | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Proponents and opponents of training examples: `count` positions each, the strongest first, without itself."""
-    chosen, usable = index.method_for(method), len(index) - int(index.skipped.sum())
+    at, chosen = index._state, index.method_for(method)
+    manifest, usable = at.stored.manifest, len(index) - int(at.stored.skipped.sum())
     if not len(where) or usable < 2:
         return [[] for _ in where], [[] for _ in where]
     count = min(count, usable - 1)
-    scores = index._state.scorer.examples(chosen, torch.as_tensor(where))
-
-    def others(top: Top) -> list[list[int]]:
-        return [
-            [n for n in row if n != i][:count] for i, row in zip(where, top.indices.tolist(), strict=True)
-        ]
-
-    return others(scores.top(count + 1, weights)), others(scores.top(count + 1, weights, largest=False))
+    along, against = list[list[int]](), list[list[int]]()
+    step = max(
+        1, at.stored.memory // (16 * manifest.width * manifest.terms)
+    )  # features within the memory budget
+    for start in range(0, len(where), step):
+        some = list(where[start : start + step])
+        scores = at.scorer.examples(chosen, torch.as_tensor(some))
+        for side, largest in ((along, True), (against, False)):
+            top: Top = scores.top(count + 1, weights, largest=largest)
+            rows = zip(some, top.indices.tolist(), strict=True)
+            side += [[n for n in row if n != i][:count] for i, row in rows]
+    return along, against

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
+from unde.index.audit import audit
 from unde.index.calibrate import Calibrator
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
@@ -30,12 +31,16 @@ from unde.scoring import diagnostics
 from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
 from unde.scoring.group_scores import GroupScores
+from unde.scoring.table import need_library
 from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.layout import VerifyReport
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
 from unde.tasks.base import Task, kind_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 R = TypeVar("R", bound="QueryableIndex")
 
@@ -381,6 +386,43 @@ class QueryableIndex:
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
         scorer, chosen = self._state.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
+
+    def audit_labels(
+        self, weights: WeightsLike = None, *, classes: Sequence[str] | None = None, progress: bool = True
+    ) -> pd.DataFrame:
+        """Find the training examples of a classifier whose labels look wrong.
+
+        A label is suspicious where the model finds it unlikely and the most similar training examples carry another
+        one. `unde audit` writes the same as a page and a file.
+
+        Args:
+            weights: Weights of groups, for the proponents and opponents.
+            classes: Names of the classes, in the order of the model's outputs; numbers without them.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            A row for each training example, in order: id, file (where the data know it), is_label_issue, label_quality
+            (from 0 to 1, low for suspicious labels), given_label, predicted_label, suggested_label, confidence (the
+            share of the nearest examples that carry the suggested label), and of issues the ids of the strongest
+            opponents and proponents. `frame.attrs` has expected_precision, expected_wrong and how they are estimated.
+
+        Raises:
+            UndeError: The task has no classes, the index was opened without its model, task or data, or pandas is
+                missing.
+
+        >>> frame = index.audit_labels()  # doctest: +SKIP
+        >>> frame[frame.is_label_issue].sort_values("label_quality")  # doctest: +SKIP
+        """
+        need_library("pandas")
+        result = audit(self, weights, progress=progress)
+        frame = result.table(classes).to_pandas()
+        wrong = result.precision * len(result.issues)
+        frame.attrs = {
+            "expected_precision": result.precision,
+            "expected_wrong": wrong,
+            "estimate": result.estimate,
+        }
+        return frame
 
     def _method(self, method: str | Method | None) -> Method:
         """The method to ask with: that of the calibration where none is named."""

@@ -47,7 +47,7 @@ class Table:
         return (dict(zip(self.columns, row)) for row in zip(*values))
 
     def to_pandas(self) -> pd.DataFrame:
-        return _need("pandas").DataFrame(dict(self.columns))
+        return need_library("pandas").DataFrame(dict(self.columns))
 
     def content(self, format: str) -> bytes:
         """All of it as a file: "csv" (what a spreadsheet would run is quoted), "json" (one list), "jsonl" (an object on
@@ -81,7 +81,7 @@ class Table:
             ) from e
 
     def _parquet(self) -> bytes:
-        arrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
+        arrow, parquet = need_library("pyarrow"), need_library("pyarrow.parquet")
         out = io.BytesIO()
         parquet.write_table(arrow.table({name: _alike(c) for name, c in self.columns.items()}), out)
         return out.getvalue()
@@ -106,7 +106,7 @@ def check_format(format: str) -> None:
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if format == "parquet":
-        _need("pyarrow")
+        need_library("pyarrow")
 
 
 def _csv(columns: list[str], rows: Iterator[dict[str, Any]]) -> Iterator[str]:
@@ -114,7 +114,8 @@ def _csv(columns: list[str], rows: Iterator[dict[str, Any]]) -> Iterator[str]:
     writer = csv.DictWriter(line, columns)
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: cell(value) for name, value in row.items()})
+        joined = {name: " ".join(map(str, v)) if isinstance(v, list) else v for name, v in row.items()}
+        writer.writerow({name: cell(value) for name, value in joined.items()})
         yield line.getvalue()
         line.seek(0)
         line.truncate()
@@ -128,7 +129,8 @@ def _alike(column: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
     return [None if v is None else str(v) for v in column]
 
 
-def _need(library: str) -> Any:
+def need_library(library: str) -> Any:
+    """Import a library of the extra `tables`; raises with how to install it."""
     import importlib
 
     try:

@@ -91,7 +91,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         queries, scores = Rows(data.evaluate), index.score(data.evaluate)
         panels = query_panels(setup, queries, scores, ways, which=_interesting(setup, queries))
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
-        labels = LabelReview(index, setup, ways, count=SUSPECTS, details=False).panel()
+        labels = LabelReview(index, setup, count=SUSPECTS, details=False).panel()
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"

@@ -1,17 +1,16 @@
-"""One page of training examples whose labels are suspicious, by what an index says about them."""
+"""One page of training examples whose labels look wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from unde.errors import UndeError
 from unde.index import Index
-from unde.index.labels import BASELINE, DEFAULT, RANKINGS, Suspects, label_rankings, neighbours, wrong_labels
+from unde.index.audit import LabelAudit, audit
+from unde.index.labels import BASELINE, DEFAULT, RANKINGS, Suspects, rank_labels
 from unde.setup import Setup
 from unde.tasks import TokenClassification
 from unde.ui.report.example_view import ExampleView, class_name, class_names
@@ -23,58 +22,70 @@ from unde.version import __version__
 from unde.weights import Weights
 
 SUSPECTS = 48  # on a page
-NEIGHBOURS = 5  # on each side of a suspect
-MANY = 50_000  # training examples that are not compared with each other in a moment
+COMPARED = (DEFAULT, "adjusted-loss", BASELINE, "margin", "self-influence")  # rankings, none of all pairs
 TOKENS = "Labels are those of the token of each text whose label the model finds least likely."
+NEXT_STEPS = (
+    "Look at each one: is the suggested label right?",
+    "Mend the labels in the training data, or leave out what nobody can decide. The file of --csv or --parquet has all "
+    "examples with their suggestions.",
+    "Train again on the mended data, build the index again, and audit it once more: a model that was not taught wrong "
+    "labels finds those that are left more easily.",
+)
 
 
 @dataclass(frozen=True)
 class LabelReview:
-    """The `count` most suspicious training examples of the ranking `by`, under the last of the `ways` to weigh scores.
+    """The audit of the labels of an index, as a page; `details` adds what the model and other examples say of each.
 
-    Where the setup knows the true labels, the panel shows how well each ranking and each way finds the wrong ones.
-    `details` adds what the model and the neighbours say of each suspect.
+    The flagged labels are shown, up to `count`; where the true labels are known those of the next lowest quality too,
+    so that the ranking can be judged.
     """
 
     index: Index
     setup: Setup
-    ways: Mapping[str, Weights | None]  # by name
-    by: str = DEFAULT
+    weights: Weights | None = None
     count: int = SUSPECTS
     method: str | None = None
     details: bool = True
 
     @cached_property
-    def rankings(self) -> dict[str, Suspects]:
-        """The ranking `by` beside all others; of many examples, only beside those that do not compare all pairs."""
-        pairs = len(self.index) <= MANY
-        names = [name for name, r in RANKINGS.items() if name == self.by or pairs or r.cost != "pairs"]
-        return label_rankings(self.index, self._weights, names, method=self.method)
+    def audit(self) -> LabelAudit:
+        return audit(self.index, self.weights, method=self.method)
 
     @property
     def suspects(self) -> Suspects:
-        """The ranking `by`."""
-        return self.rankings[self.by]
+        return self.audit.suspects
 
     @cached_property
     def view(self) -> ExampleView:
         return ExampleView(self.setup, class_names(self.setup, self.suspects.classes))
 
+    @cached_property
+    def rankings(self) -> dict[str, Suspects]:
+        """The ranking by quality beside others."""
+        return {
+            name: self.suspects if name == DEFAULT else rank_labels(self.audit.evidence, name)
+            for name in COMPARED
+        }
+
     def page(self, title: str) -> Page:
         """The panel as a page of its own."""
-        suspects, panel = self.suspects, self.panel()
-        differing = int((suspects.labels != suspects.predicted).sum())
-        share = f"with {differing / len(suspects.labels):.1%} of the labels it was trained on"
+        suspects, panel, flagged = self.suspects, self.panel(), len(self.audit.issues)
         cards = [
             Card("Training examples", f"{len(suspects.labels):,}", f"{suspects.classes} classes"),
-            Card("The model disagrees", f"{differing:,}", share),
+            Card("Labels that look wrong", f"{flagged:,}", f"{flagged / len(suspects.labels):.1%} of all"),
+            Card(
+                "Expected precision",
+                f"{self.audit.precision:.0%}" if flagged else "–",
+                "estimated: see below",
+            ),
         ]
         if panel.curves:
             cards.append(
                 Card("AUC", f"{panel.curves[-1].auc:.3f}", "of finding the labels known to be wrong")
             )
         index = self.index
-        provenance = {"unde": __version__, "index": str(index.folder), "ranking": self.by}
+        provenance = {"unde": __version__, "index": str(index.folder), "ranking": DEFAULT}
         return Page(
             title,
             f"{len(suspects.order):,} training examples, {self.method or index.method.name} scores",
@@ -84,40 +95,35 @@ class LabelReview:
         )
 
     def panel(self) -> MislabelPanel:
-        """The first of the ranking `by`, all rankings side by side, and curves where the true labels are known."""
-        suspects, weighted = self.suspects, len(self.ways) > 1 and RANKINGS[self.by].cost != "model"
-        wrong = self._wrong
-        by_way = {list(self.ways)[-1] if weighted else self.by: suspects}
-        note = TOKENS if isinstance(self.setup.task, TokenClassification) else ""
-        if weighted and self._mixed:
-            others = list(self.ways.items())[:-1]
-            by_way = {
-                way: wrong_labels(self.index, w, by=self.by, method=self.method) for way, w in others
-            } | by_way
-            note = self._unseen(by_way)
-        return MislabelPanel(
-            [ScoredItem(self.view.example(i), float(suspects.scores[i])) for i in self._first],
-            [
-                RocCurve.from_scores(name, ranking.scores[ranking.order], wrong[ranking.order])
-                for name, ranking in {self._other: self.rankings[self._other], **by_way}.items()
+        """The labels of lowest quality, rankings side by side, and curves where the true labels are known."""
+        suspects, wrong, quality = self.suspects, self._wrong, self.audit.quality
+        curves = []
+        if self._mixed and wrong is not None:
+            order = suspects.order
+            curves = [
+                RocCurve.from_scores(name, self.rankings[name].scores[order], wrong[order])
+                for name in (BASELINE, DEFAULT)
             ]
-            if self._mixed and wrong is not None
-            else (),
+        parts = [self.audit.summary, self.audit.estimate]
+        if isinstance(self.setup.task, TokenClassification):
+            parts.append(TOKENS)
+        return MislabelPanel(
+            [ScoredItem(self.view.example(i), float(quality[i])) for i in self._first],
+            curves,
             examples=len(suspects.order),
             mislabelled=None if wrong is None else int(wrong[suspects.order].sum()),
-            ranked_by=(f"{list(self.ways)[-1]}: " if weighted else "") + RANKINGS[self.by].words,
-            note=note,
-            evidence=self._evidence() if self.details else (),
+            ranked_by=RANKINGS[DEFAULT].words,
+            note=" ".join(parts),
+            evidence=self._label_evidence() if self.details else (),
             rankings=self._table(),
+            next_steps=NEXT_STEPS if self.details else (),
         )
 
     @property
-    def _weights(self) -> Weights | None:
-        return list(self.ways.values())[-1]
-
-    @property
     def _first(self) -> list[int]:
-        return self.suspects.order[: max(self.count, 1)].tolist()
+        shown = self.suspects.order[: max(self.count, 1)].tolist()
+        flagged = [i for i in shown if self.audit.flagged[i]]
+        return shown if self._wrong is not None or not flagged else flagged
 
     @cached_property
     def _wrong(self) -> Tensor | None:
@@ -128,11 +134,6 @@ class LabelReview:
     def _mixed(self) -> bool:
         """Whether some labels are known to be wrong and some to be right."""
         return self._wrong is not None and len(self._wrong[self.suspects.order].unique()) == 2
-
-    @property
-    def _other(self) -> str:
-        """The ranking to compare with: the baseline, or the cheapest by influence beside the baseline itself."""
-        return BASELINE if self.by != BASELINE else "self-influence"
 
     def _table(self) -> ResultTable:
         """What each ranking finds; where the truth is not known, the overlap with the ranking shown."""
@@ -146,41 +147,25 @@ class LabelReview:
                 rows.append([name, f"{ranking.auc(self.view.true):.3f}", int(self._wrong[first].sum())])
             else:
                 rows.append([name, len(set(self._first) & set(first.tolist()))])
-        chosen = list(self.rankings).index(self.by)
-        return ResultTable("Rankings side by side", ["ranking", *columns], rows, highlight=chosen)
+        return ResultTable("Rankings side by side", ["ranking", *columns], rows, highlight=0)
 
-    def _evidence(self) -> list[LabelEvidence]:
-        suspects, first = self.suspects, self._first
-        with_it, against = neighbours(self.index, first, NEIGHBOURS, self._weights, self.method)
-        places, count = self.rankings[self._other].rank(), len(suspects.order)
+    def _label_evidence(self) -> list[LabelEvidence]:
+        """The prediction, the suggestion and the labels of proponents and opponents of each suspect."""
+        a = self.audit
 
-        def names(numbers: Tensor) -> list[int | str]:
-            return [class_name(number, self.view.classes) for number in numbers.tolist()]
+        def name(number: Tensor) -> int | str:
+            return class_name(number, self.view.classes)
+
+        def labels(positions: Sequence[int]) -> list[int | str]:
+            return [name(a.suspects.labels[n]) for n in positions]
 
         return [
             LabelEvidence(
-                names(suspects.predicted[[i]])[0],
-                names(suspects.labels[a]),
-                names(suspects.labels[b]),
-                {f"by {self._other}": f"{places[i]:,} of {count:,}"},
+                name(a.suspects.predicted[i]),
+                labels(a.proponents.get(i, ())),
+                labels(a.opponents.get(i, ())),
+                suggested=name(a.suggested[i]) if a.flagged[i] else None,
+                confidence=float(a.confidence[i]),
             )
-            for i, a, b in zip(first, with_it, against, strict=True)
+            for i in self._first
         ]
-
-    def _unseen(self, rankings: Mapping[str, Suspects]) -> str:
-        """The areas without the examples that self-retrieval looked at, labels and all."""
-        seen = set() if self._weights is None else set(self._weights.query_digests)
-        free = torch.tensor([digest not in seen for digest in self.view.train.digests()])
-        if bool(free.all()):
-            return ""
-        try:
-            areas = [
-                f"{replace(ranking, order=ranking.order[free[ranking.order]]).auc(self.view.true):.3f} {name}"
-                for name, ranking in rankings.items()
-            ]
-        except UndeError:  # all of the others are right, or all wrong
-            return ""
-        return (
-            f"Weights saw {int((~free).sum()):,} of these examples with their labels; among the other "
-            f"{int(free.sum()):,} the area under the curve is {' and '.join(areas)}."
-        )

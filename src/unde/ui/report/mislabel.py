@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from unde.ui.report.items import ScoredItem, example, kind_of, label_text, large
 from unde.ui.report.svg import Line, curve_key, line_plot
 from unde.ui.report.tables import ResultTable, lead, legend, note, result_table, section, terms
 
-NEIGHBOURS = (
-    "Beside each one: its label, the prediction of the model, and the labels of the nearest training examples. "
-    "Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often "
-    "carry the right one. A rare or hard example is suspicious too, so look before you change a label."
+EVIDENCE = (
+    "Beside each one: its label, the label that most of the similar training examples carry (and how many of them), "
+    "what the model predicts, and the labels of the examples that influence it most. Proponents pull the model the "
+    "same way, opponents the other way: where a label is wrong, opponents often carry the right one."
 )
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")
 MISS = mark("miss", "–", "label is right", "the label is not known to be wrong")
@@ -71,10 +71,10 @@ class RocCurve:
 
 @dataclass(frozen=True)
 class LabelEvidence:
-    """Evidence on a label: the prediction of the model, and the labels of the nearest training examples.
+    """Evidence on a label: the prediction of the model, a suggestion, and the labels of influential training examples.
 
     >>> LabelEvidence("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).along
-    'cat\\xa0×2, fox'
+    'cat\xa0×2, fox'
     """
 
     predicted: int | str
@@ -82,7 +82,8 @@ class LabelEvidence:
         int | str
     ] = ()  # labels of examples that pull the model the same way, the strongest first
     opponents: Sequence[int | str] = ()  # labels of examples that pull against it
-    places: Mapping[str, str] = field(default_factory=dict)  # in other rankings
+    suggested: int | str | None = None
+    confidence: float | None = None  # the share of the nearest examples that carry the suggested label
 
     @property
     def along(self) -> str:
@@ -105,7 +106,7 @@ class MislabelPanel:
 
     `mislabelled` is the number of `examples` with a label known to be wrong; None where the truth is not known, and
     then suspects have no verdict. An example is a hit if its item is mislabelled. `evidence` has the prediction and the
-    neighbours of each suspect, `rankings` compares this ranking with others.
+    influential examples of each suspect, `rankings` compares this ranking with others, `next_steps` say what to do.
 
     >>> from unde.ui.report import Item
     >>> panel = MislabelPanel([ScoredItem(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
@@ -121,6 +122,7 @@ class MislabelPanel:
     note: str = ""
     evidence: Sequence[LabelEvidence] = ()
     rankings: ResultTable | None = None
+    next_steps: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if len(self.evidence) not in (0, len(self.suspects)):
@@ -142,9 +144,12 @@ def mislabel_section(panel: MislabelPanel) -> Html:
         "Suspected labels" if panel.mislabelled is None else "Mislabelled examples",
         lead(_in_words(panel)),
         note(panel.note),
-        result_table(panel.rankings) if panel.rankings is not None else None,
-        lead(NEIGHBOURS) if panel.evidence else None,
+        lead(EVIDENCE) if panel.evidence else None,
         el("div.detect", _curves(panel.curves), wall) if panel.curves else wall,
+        result_table(panel.rankings) if panel.rankings is not None else None,
+        [el("h3", "What to do next"), el("ol.todo", [el("li", step) for step in panel.next_steps])]
+        if panel.next_steps
+        else None,
     )
 
 
@@ -209,11 +214,14 @@ def _wall(panel: MislabelPanel) -> Html | None:
 
 def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
     """The labels in question, one below the other."""
-    item, predicted = scored.item, label_text(evidence.predicted)
-    agrees = item.label is not None and same(item.label, evidence.predicted)
+    item, suggested = scored.item, evidence.suggested
     rows: dict[str, Child] = {"given": None if item.label is None else label_text(item.label)}
     if item.true_label is not None and item.is_mislabelled:
         rows["really"] = label_text(item.true_label)
-    rows |= {"predicted": predicted if agrees else el("span.other", predicted)}
-    rows |= {"proponents": evidence.along, "opponents": evidence.against, **evidence.places}
+    if suggested is not None:
+        share = "" if evidence.confidence is None else f" ({evidence.confidence:.0%})"
+        rows["suggested"] = el("span.other", label_text(suggested) + share)
+    if suggested is None or not same(suggested, evidence.predicted):
+        rows["predicted"] = label_text(evidence.predicted)
+    rows |= {"opponents": evidence.against, "proponents": evidence.along}
     return terms("facts.said", [(term, value) for term, value in rows.items() if value])

@@ -1,7 +1,7 @@
-"""Looking for wrong labels: rankings against autograd, neighbours, what is written, and what is refused."""
+"""Rankings of labels against autograd, influential examples, the audit with its cut-off, and what is refused."""
 
-import csv
 import math
+import sys
 
 import pytest
 import torch
@@ -10,19 +10,24 @@ import torch.nn.functional as F
 import models
 from unde import Index, UndeError
 from unde.data import Rows
+from unde.index.audit import file_names
 from unde.index.labels import (
     BASELINE,
     DEFAULT,
     RANKINGS,
+    influential_examples,
     label_rankings,
-    neighbours,
     predict_labels,
-    wrong_labels,
 )
 from unde.methods import TracIn
 from unde.tasks import Classification, Task, TokenClassification
 
 N, M = 40, 4  # examples, and how many the rankings sum over
+K = 10  # neighbours
+
+
+def wrong_labels(index, by=DEFAULT, top=10):
+    return label_rankings(index, names=[by], top=top)[by]
 
 
 def data(n=N, seed=0):
@@ -83,7 +88,15 @@ def test_rankings_are_what_they_say(index, products, trained):
     own, sums = products.diagonal(), products.sort(1, descending=True).values
     given, (loss, margin) = trained[2], confidence(*trained[:3])
     hard = [torch.stack([loss[j] for j in range(N) if given[j] == given[i]]).mean() for i in range(N)]
+    states = F.normalize(trained[0][:2](trained[1]).detach(), dim=1)
+    nearest = [
+        [j for j in row if j != i][:K] for i, row in enumerate((-states @ states.T).argsort(1).tolist())
+    ]
+    shares = torch.tensor(
+        [(sum(given[j] == given[i] for j in row) + 1 / 3) / (K + 1) for i, row in enumerate(nearest)]
+    )
     wanted = {
+        "quality": -((-loss).exp() * shares.double()).sqrt().log(),
         "adjusted-loss": torch.stack([loss[i] / hard[i] ** 0.5 for i in range(N)]),
         "loss": loss,
         "margin": margin,
@@ -129,7 +142,7 @@ def test_answers_are_the_models_and_the_baseline_is_one_line(index, trained):
     model, x, given, _ = trained
     found = wrong_labels(index)
     assert torch.equal(found.labels, given) and torch.equal(found.predicted, model(x).argmax(1))
-    assert found.classes == 3 and list(found.ids[:2]) == ["row-0", "row-1"]
+    assert found.classes == 3 and bool((found.token == -1).all())
     one_line = (1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]).argsort(descending=True).tolist()
     found = wrong_labels(index, by=BASELINE)
     assert found.order.tolist() == one_line and wrong_labels(index).ranking == DEFAULT
@@ -142,39 +155,83 @@ def test_answers_are_the_models_and_the_baseline_is_one_line(index, trained):
         assert found.auc(true) == pytest.approx(float(pairs)) and found.auc(true) > 0.7
 
 
-def test_neighbours_leave_out_the_example_itself(index, products):
+def test_influential_examples_leave_out_the_example_itself(index, products):
     where = [3, 0, 17]
-    along, against = neighbours(index, where, 5)
+    along, against = influential_examples(index, where, 5)
     for i, some, others in zip(where, along, against, strict=True):
         order = [n for n in products[i].argsort(descending=True).tolist() if n != i]
         assert some == order[:5] and others == order[::-1][:5]
-    assert len(neighbours(index, [3], 500)[0][0]) == N - 1
+    assert len(influential_examples(index, [3], 500)[0][0]) == N - 1
 
 
-def test_the_file_lists_everybody(index, tmp_path):
-    found = wrong_labels(index)
-    found.to_csv(tmp_path / "plain.csv")
-    found.to_csv(tmp_path / "named.csv", ["=cat()", "dog", 'a "fox", red'])
-    with open(tmp_path / "plain.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["id", "index", "score", "given", "predicted", "loss", "margin"]
-    assert [float(row["loss"]) for row in rows] == found.loss[found.order].tolist()
-    assert [int(row["index"]) for row in rows] == found.order.tolist()
-    assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
-    assert [float(row["score"]) for row in rows] == found.scores[found.order].tolist()
-    assert [int(row["given"]) for row in rows] == found.labels[found.order].tolist()
-    with open(tmp_path / "named.csv", newline="") as file:
-        named = {row["given"] for row in csv.DictReader(file)}
-    assert named == {"'=cat()", "dog", 'a "fox", red'}  # no formula
+def test_the_audit_is_a_row_for_each_example(index, trained):
+    frame = index.audit_labels(progress=False)
+    given, true = trained[2], trained[3]
+    assert frame.id.tolist() == [f"row-{i}" for i in range(N)]
+    assert frame.given_label.tolist() == given.tolist()
+    assert frame.predicted_label.tolist() == trained[0](trained[1]).argmax(1).tolist()
+    quality, flagged = frame.label_quality, frame.is_label_issue
+    torch.testing.assert_close(torch.tensor(quality), (-wrong_labels(index).scores.double()).exp())
+    count = int(flagged.sum())
+    assert set(frame.index[flagged]) == set(quality.sort_values().index[:count])  # a cut-off
+    assert {3, 11, 20, 33} & set(frame.index[flagged]) and count < 10
+    assert (frame.suggested_label[flagged] != frame.given_label[flagged]).all()
+    assert (frame.suggested_label[~flagged] == frame.given_label[~flagged]).all()
+    right = [i for i in frame.index[flagged] if given[i] != true[i]]
+    assert sum(frame.suggested_label[i] == int(true[i]) for i in right) > len(right) / 2
+    assert frame.confidence.between(0, 1).all()
+    along, against = influential_examples(index, frame.index[flagged].tolist(), 5)
+    assert frame.opponents[flagged].tolist() == [[f"row-{n}" for n in row] for row in against]
+    assert frame.proponents[flagged].tolist() == [[f"row-{n}" for n in row] for row in along]
+    assert not any(frame.opponents[~flagged])
+    assert 0 < frame.attrs["expected_precision"] <= 1
+    assert frame.attrs["expected_wrong"] == pytest.approx(frame.attrs["expected_precision"] * count)
+    named = index.audit_labels(classes=["a", "b", "c"], progress=False)
+    assert named.given_label.tolist() == ["abc"[y] for y in given]
     with pytest.raises(UndeError, match="2 names of classes, the model tells 3 apart"):
-        found.to_csv(tmp_path / "few.csv", ["a", "b"])
-    assert not (tmp_path / "few.csv").exists()
-    rankings = label_rankings(index, top=M)
-    rankings["opposition"].to_csv(tmp_path / "all.csv", rankings=rankings)
-    with open(tmp_path / "all.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for name, other in rankings.items():
-        assert [float(row[name]) for row in rows] == other.scores[rankings["opposition"].order].tolist()
+        index.audit_labels(classes=["a", "b"], progress=False)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3])
+def test_the_expected_number_is_about_right(tmp_path, rate):
+    """Three well separated classes: the count is within a third, and hardly a right label is flagged."""
+    g = torch.Generator().manual_seed(1)
+    true = torch.arange(300) % 3
+    x = 5 * F.one_hot(true, 4).float() + torch.randn(300, 4, generator=g)
+    given, wrong = true.clone(), torch.randperm(300, generator=g)[: round(300 * rate)]
+    given[wrong] = (given[wrong] + torch.randint(1, 3, (len(wrong),), generator=g)) % 3
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), given).backward()
+        optimizer.step()
+    index = Index.build(
+        model, Classification(), (x, given), tmp_path / "i", method=TracIn("none"), progress=False
+    )
+    frame = index.audit_labels(progress=False)
+    flagged = torch.tensor(frame.is_label_issue.tolist())
+    assert abs(int(flagged.sum()) - len(wrong)) <= len(wrong) / 3
+    assert int((flagged & (given == true)).sum()) <= 0.1 * len(wrong)
+    assert frame.attrs["expected_precision"] > 0.7 or not len(wrong)
+
+
+def test_files_of_examples_are_known():
+    class Folder(list):
+        samples = (("cat/1.png", 0), ("dog/2.png", 1))
+
+    folder = Folder([(torch.zeros(2), 0), (torch.zeros(2), 1)])
+    folder.samples = list(Folder.samples)
+    assert file_names(Rows(folder)) == ["cat/1.png", "dog/2.png"]
+    assert file_names(Rows({"path": ["a", "b"], "label": [0, 1]})) == ["a", "b"]
+    assert file_names(Rows((torch.zeros(2, 2), torch.zeros(2)))) is None
+
+
+def test_a_missing_pandas_is_named_before_anything_is_computed(index, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UndeError, match=r"needs pandas: pip install 'unde\[tables\]'"):
+        index.audit_labels()
 
 
 def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):
@@ -188,7 +245,7 @@ def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):
         found = wrong_labels(index, by=by)
         assert sorted(found.order.tolist()) == [i for i in range(N) if i != 7]
         assert 0.7 < found.auc(true) <= 1
-    assert all(7 not in some for some in neighbours(index, [3], 500)[0])
+    assert all(7 not in some for some in influential_examples(index, [3], 500)[0])
 
 
 class Squared(Task):
@@ -204,10 +261,12 @@ def test_of_tokens_the_least_likely_one_is_told(tmp_path):
     rows = [{"input_ids": i, "labels": y} for i, y in zip(ids, labels)]
     index = Index.build(model, task, rows, tmp_path / "idx", method=TracIn("none"), progress=False)
     found = wrong_labels(index, by="self-influence")
+    frame = index.audit_labels(progress=False)
+    assert frame.token.tolist() == found.token.tolist() and frame.label_quality.between(0, 1).all()
     for n in range(10):
         logits = model(ids[n : n + 1])[0].detach().log_softmax(-1)
         at = min(range(1, 5), key=lambda t: float(logits[t, labels[n, t]]))
-        assert int(found.labels[n]) == int(labels[n, at])
+        assert int(found.token[n]) == at and int(found.labels[n]) == int(labels[n, at])
         assert int(found.predicted[n]) == int(logits[at].argmax())
 
 
