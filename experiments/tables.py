@@ -18,7 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, extensions, labels, lds, quality, settings, storage
+from experiments.pages import (
+    ablations,
+    downstream,
+    extensions,
+    labels,
+    lds,
+    outside,
+    quality,
+    settings,
+    storage,
+)
 from experiments.pages import book as book_module
 from experiments.pages.bank_results import BANKS
 from experiments.pages.book import Book, command, table
@@ -38,6 +48,7 @@ PARTS: dict[str, Callable[..., str]] = {
     **settings.PARTS,
     **storage.PARTS,
     **quality.PARTS,
+    **outside.PARTS,
     "lds_resnet": lambda book: lds.lds_table(book, "cifar10-resnet", "mnist-resnet"),
     "lds_vit": lambda book: lds.lds_table(book, "cifar10-vit", "mnist-vit"),
     "lds_language": lambda book: lds.lds_table(book, "wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),

@@ -41,6 +41,11 @@ BANKS = {
     "cifar10-vit": Setting(
         "CIFAR-10, ViT", "4,000 images, a ViT of four layers", "50,000 ImageNet images, ViT-B/16"
     ),
+    "finetuned-resnet": Setting(
+        "fine-tuning, ResNet",
+        "2,000 CIFAR-10 images of four classes, a ResNet pretrained on the other six",
+        "no counterpart",
+    ),
     "wikitext-gpt2": Setting(
         "WikiText-2, GPT-2-like",
         "3,072 sequences of 64 tokens, 4 layers, 128 wide",

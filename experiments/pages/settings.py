@@ -50,9 +50,9 @@ def _with_gain(cell: dict[str, Any] | None) -> str:
 
 def calibration_table(book: Book) -> str:
     """One row for each index of each bank, calibrated on 16 halves."""
-    found = book.results("calibration", damping.VARIANTS)
-    if len(found) < len(damping.VARIANTS):
-        return book.missing([f"calibration_{bank}" for bank in damping.VARIANTS])
+    found = book.results("calibration", BANKS)
+    if not found:
+        return book.missing(["calibration"])
     rows = [_row(f"{BANKS[b].name}, {name}", index) for b, r in found.items() for name, index in r.items()]
     head = (
         "bank, index | TRAK, D-TRAK or DAS at damping 0.1 | best setting | chosen with 8 halves | "

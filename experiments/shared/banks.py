@@ -33,6 +33,7 @@ class Recipe:
     n_train: int
     subsets: int
     stratify: Any = None
+    seeds: int = 1  # models on each subset, whose utilities are averaged
 
 
 # name → (module with `recipe`, its arguments); imported only when a bank has to be made
@@ -46,6 +47,9 @@ MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cifar10-resnet": ("classification_bank", ("cifar10", "resnet")),
     "cifar10-vit": ("classification_bank", ("cifar10", "vit")),
     "finetuned-gpt2": ("finetuning", ()),
+    "finetuned-lora": ("finetuning", ("lora",)),
+    "finetuned-resnet": ("image_finetuning", ("resnet",)),
+    "finetuned-vit": ("image_finetuning", ("vit",)),
 }
 
 
@@ -83,6 +87,7 @@ def make(name: str, processes: int | None = None) -> Bank:
         n_train=r.n_train,
         subsets=r.subsets,
         stratify=r.stratify,
+        seeds_per_subset=r.seeds,
         name=r.name,
         processes=processes or os.cpu_count() or 1,
     )

@@ -131,11 +131,30 @@ def _images(data_set: str, architecture: str) -> Cell:
     )
 
 
-def _corpus(name: str) -> Cell:
-    from experiments.shared import corpora, finetuning, language
+def _images_finetuned(architecture: str) -> Cell:
+    from experiments.shared import image_finetuning as study
 
-    if name == "finetuned":
-        return _text("finetuned-gpt2", finetuning.attributed, lambda: finetuning.corpus()[1])
+    return Cell(
+        f"finetuned-{architecture}",
+        "images",
+        TEXTS,
+        load=partial(study.attributed, architecture),
+        task=Classification,
+        train=study.train_images,
+        queries=lambda role: study.images().learn if role == "learn" else study.images().evaluate,
+        built_for={"loss": EKFAC(projection="kron(32)", damping=DAMPING)},
+    )
+
+
+def _texts_finetuned(kind: str) -> Cell:
+    from experiments.shared import finetuning
+
+    return _text(f"finetuned-{kind}", partial(finetuning.attributed, kind), lambda: finetuning.corpus()[1])
+
+
+def _corpus(name: str) -> Cell:
+    from experiments.shared import corpora, language
+
     make = partial(corpora.gpt2, corpora.VOCABULARY[name])
     load = partial(kept, f"{name}-gpt2", make, lambda: language.trained(name, "gpt2")[0])
     return _text(f"{name}-gpt2", load, partial(corpora.corpus, name))
@@ -192,7 +211,8 @@ CELLS: dict[str, Callable[[], Cell]] = {
     "cifar10-vit": lambda: _images("cifar10", "vit"),
     "sotu-gpt2": lambda: _corpus("sotu"),
     "wikitext-gpt2": lambda: _corpus("wikitext"),
-    "finetuned-gpt2": lambda: _corpus("finetuned"),
+    "finetuned-gpt2": lambda: _texts_finetuned("gpt2"),
+    "finetuned-resnet": lambda: _images_finetuned("resnet"),
     "cifar2": lambda: _diffusion("cifar2"),
     "robots": lambda: _diffusion("robots"),
 }

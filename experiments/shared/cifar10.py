@@ -123,6 +123,10 @@ def train(architecture: str, x: Tensor, y: Tensor, seed: int = 0) -> nn.Module:
     return training("cifar10", architecture, (x, y))(np.arange(len(y)), seed)
 
 
+def prepare(batch: Pair, generator: torch.Generator) -> Pair:
+    return moved(batch[0], generator), batch[1]
+
+
 def moved(x: Tensor, generator: torch.Generator) -> Tensor:
     """Each image mirrored or not, and shifted by up to 2 pixels."""
     mirrored = torch.rand(len(x), generator=generator) < 0.5

@@ -34,7 +34,7 @@ def training(data_set: str, architecture: str, data: Pair | Callable[[], Pair]) 
         loss=cross_entropy,
         optimizer=partial(torch.optim.AdamW, lr=lr, weight_decay=decay),
         schedule=partial(one_cycle, lr),
-        prepare=None if data_set == "mnist" else _moved,
+        prepare=None if data_set == "mnist" else cifar10.prepare,
         epochs=epochs,
         batch_size=64,
         channels_last=architecture == "resnet",
@@ -46,10 +46,6 @@ def _initial(data_set: str, architecture: str, seed: int) -> nn.Module:
         return cifar10.initial(architecture)
     torch.manual_seed(seed)
     return digits.RECIPES[architecture][0]()
-
-
-def _moved(batch: Pair, generator: torch.Generator) -> Pair:
-    return cifar10.moved(batch[0], generator), batch[1]
 
 
 def cross_entropy(model: nn.Module, batch: Pair) -> Tensor:

@@ -7,9 +7,11 @@ fine-tunings start from the same checkpoint, kept in experiments/models; their s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from experiments.shared import models
@@ -25,12 +27,14 @@ from experiments.shared.corpora import (
     train,
     training,
 )
+from unde.evaluate import TrainingSpec
 
 VOCABULARY = 4096
 HELD_OUT = 10  # every tenth document
 SIZES = (1500, 250, 250)
 PRETRAINING = {"epochs": 1, "batch_size": 16, "lr": 3e-3}
 FINETUNING = {"epochs": 3, "batch_size": 8, "lr": 1e-3}
+LORA = {"epochs": 1, "batch_size": 16, "lr": 3e-3}
 
 
 @cache
@@ -59,19 +63,36 @@ def pretrained() -> nn.Module:
     return models.attributed("gpt2-pretrained", partial(gpt2, VOCABULARY), pretrain)
 
 
-def finetuned(tokens: Tensor, seed: int) -> nn.Module:
-    return train(pretrained(), tokens, seed=seed, **FINETUNING)[0]
+def with_lora() -> nn.Module:
+    """The pretrained model, frozen, under LoRA of rank 8 on every matrix of its blocks; always the same start."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = ["c_attn", "c_proj", "c_fc"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return get_peft_model(
+            pretrained(), LoraConfig(r=8, lora_alpha=16, target_modules=targets, fan_in_fan_out=True)
+        )
 
 
-def attributed() -> nn.Module:
-    """Fine-tuned on all 1,500 sequences once."""
-    return models.attributed(
-        "gpt2-finetuned", partial(gpt2, VOCABULARY), lambda: finetuned(corpus()[1].train, seed=0)
-    )
+START = {"gpt2": (pretrained, FINETUNING), "lora": (with_lora, LORA)}
 
 
-def _initial(seed: int) -> nn.Module:
-    return pretrained()
+def _training(kind: str) -> TrainingSpec:
+    """At a constant rate for LoRA: in a single epoch, a falling one would weigh sequences by their place in it."""
+    spec = training(partial(_initial, kind), train_tokens, **START[kind][1])
+    return replace(spec, schedule=None) if kind == "lora" else spec
+
+
+def attributed(kind: str = "gpt2") -> nn.Module:
+    """Fine-tuned on all 1,500 sequences once; of LoRA, the adapter."""
+    start = START[kind][0]
+    make = partial(gpt2, VOCABULARY) if kind == "gpt2" else start
+    return models.attributed(f"{kind}-finetuned", make, lambda: _training(kind)(np.arange(SIZES[0]), 0))
+
+
+def _initial(kind: str, seed: int) -> nn.Module:
+    return START[kind][0]()
 
 
 def train_tokens() -> Tensor:
@@ -83,10 +104,10 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
     return {"learn": log_likelihood(model, data.learn), "eval": log_likelihood(model, data.evaluate)}
 
 
-def recipe() -> Recipe:
+def recipe(kind: str = "gpt2") -> Recipe:
     return Recipe(
-        name="GPT-2-like, pretrained, on half of 1,500 sequences",
-        train=training(_initial, train_tokens, **FINETUNING),
+        name=f"GPT-2-like, pretrained, {'LoRA ' * (kind == 'lora')}on half of 1,500 sequences",
+        train=_training(kind),
         utility=utility,
         n_train=SIZES[0],
         subsets=64,

@@ -21,6 +21,7 @@ EVERY_BANK = (
     "mnist-vit",
     "cifar10-resnet",
     "cifar10-vit",
+    "finetuned-resnet",
     "sotu-gpt2",
     "wikitext-gpt2",
     "finetuned-gpt2",

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK
 from unde.errors import UndeError
 
 PAPER = ""
-VARIANTS = EVERY_BANK
 DAMPINGS = (0.001, 0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
 USUAL = 0.1
 DATA_SETS = {  # kind of task → data set → banks
@@ -28,6 +26,7 @@ DATA_SETS = {  # kind of task → data set → banks
     },
     "diffusion": {"CIFAR-2": ("cifar2",), "robots": ("robots",)},
 }
+VARIANTS = tuple(bank for sets in DATA_SETS.values() for banks in sets.values() for bank in banks)
 
 
 def run(variant: str) -> dict[str, Any]:
