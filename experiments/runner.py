@@ -165,12 +165,13 @@ def run(study: Study, result: str, variant: str | None, *, again: bool) -> None:
         )
     print(f"{result}: {study.title}", flush=True)
     start = time.monotonic()
-    from experiments.shared.sweep import sweep  # here and not above: `list` needs no torch
+    from experiments.shared import cells  # here and not above: `list` needs no torch
+    from experiments.shared.sweep import sweep
     from unde import UndeError
 
     try:
         module = importlib.import_module(f"{PACKAGE}.{study.name}")
-        found = sweep(variant, module.learn) if hasattr(module, "learn") else module.run(variant)
+        found = sweep(cells.get(variant), module.learn) if hasattr(module, "learn") else module.run(variant)
     except (UndeError, SystemExit) as e:  # both come with a sentence for people
         raise Refused(f"{result}: {e}") from e
     store(result, found, time.monotonic() - start)

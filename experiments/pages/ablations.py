@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,23 @@ from unde.evaluate import pattern_similarity
 
 
 def swept_table(
-    book: Book, study: str, banks: Sequence[str], columns: Sequence[str], theirs: Mapping[str, Sequence[str]]
+    results: Mapping[str, Any], study: str, columns: Sequence[str], theirs: Mapping[str, Sequence[str]]
 ) -> str:
-    """Rows of the paper, {name: unweighted and columns}, then a row for each cell of ours."""
+    """Rows of the paper, {name: unweighted and columns}, then a row for each cell of ours, {bank: {method: …}}."""
     rows = [[f"paper: {name}", *values] for name, values in theirs.items()]
-    for bank in banks:
-        found, name = book.get(f"{study}_{bank}"), BANKS[bank].name
-        if found is None:
+    for bank, found in results.items():
+        name = BANKS[bank].name
+        if not found:
             rows.append([name, f"not measured: `{command(f'{study}_{bank}')}`", *[""] * len(columns)])
             continue
         for method, row in found.items():
             cells = [_marked(row["columns"].get(c)) for c in columns]
             rows.append([f"{name}, {method}", shown(row["unweighted"]), *cells])
     return table(["", "w/o w", *columns], rows)
+
+
+def _each(book: Book, study: str, banks: Iterable[str] = BANKS) -> dict[str, Any]:
+    return {bank: book.get(f"{study}_{bank}") for bank in banks}
 
 
 def _marked(cell: Mapping[str, Any] | None) -> str:
@@ -47,13 +51,21 @@ def all_columns(book: Book, study: str, banks: Sequence[str], key: Callable[[str
 
 
 def sensitivity_to_k(book: Book) -> str:
-    columns = sorted({*paper.K[1:], *all_columns(book, "sensitivity_k", tuple(BANKS), float)}, key=int)
+    """Of every k at one λ′, by the study of LDS; the paper has the best λ′ of each."""
+    columns = [*paper.K[1:], "200", "500", "1000", "5000"]
     theirs = {}
     for where, methods in paper.SENSITIVITY_TO_K.items():
         for method, values in methods.items():
             at = dict(zip(paper.K, values))
             theirs[f"{where}, {method}"] = [number(at.get(c)) for c in ("none", *columns)]
-    return swept_table(book, "sensitivity_k", tuple(BANKS), columns, theirs)
+    found = {
+        bank: {
+            m: {"unweighted": row["rules"]["best"]["unweighted"], "columns": row["by k"]}
+            for m, row in methods_of(book, bank).items()
+        }
+        for bank in BANKS
+    }
+    return swept_table(found, "lds", columns, theirs)
 
 
 def losses(book: Book) -> str:
@@ -61,7 +73,7 @@ def losses(book: Book) -> str:
         f"ArtBench-2, {method}": [number(mean) for mean, _ in values]
         for method, values in paper.LOSS_ABLATION.items()
     }
-    return swept_table(book, "loss_ablation", tuple(BANKS), paper.LOSSES[1:], theirs)
+    return swept_table(_each(book, "loss_ablation"), "loss_ablation", paper.LOSSES[1:], theirs)
 
 
 def noise(book: Book) -> str:
@@ -80,7 +92,9 @@ def noise(book: Book) -> str:
         title = "LDS (%) with weights learned from noisy scores; dashed: unweighted"
         svg = figures.lines(panels, columns, title=title, x_label="noise, in standard deviations", flat=flat)
         shown_figure = book.figure("noise", svg, title)
-    return paragraphs(shown_figure, swept_table(book, "noise_sensitivity", tuple(BANKS), columns, {}))
+    return paragraphs(
+        shown_figure, swept_table(_each(book, "noise_sensitivity"), "noise_sensitivity", columns, {})
+    )
 
 
 def across_methods(book: Book) -> str:
@@ -91,7 +105,8 @@ def across_methods(book: Book) -> str:
         (("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"), ("TracIn", "TRAK", "LoGRA", "EKFAC"), {}),
         (("cifar10-resnet", "mnist-resnet", "cifar10-vit", "mnist-vit"), ("TracIn", "TRAK"), {}),
     )
-    return paragraphs(*(swept_table(book, "transfer_methods", *kind) for kind in kinds))
+    study = "transfer_methods"
+    return paragraphs(*(swept_table(_each(book, study, banks), study, *rest) for banks, *rest in kinds))
 
 
 def across_data_sets(book: Book) -> str:
@@ -102,7 +117,8 @@ def across_data_sets(book: Book) -> str:
         for method, values in methods.items()
     ]
     head = ["paper", "w/o w", "w", "w of the other (Naruto for ArtBench-2 and back)"]
-    ours = [swept_table(book, "transfer_data_sets", family, family, {}) for family in families]
+    study = "transfer_data_sets"
+    ours = [swept_table(_each(book, study, family), study, family, {}) for family in families]
     return paragraphs(table(head, rows), *ours)
 
 
@@ -129,10 +145,11 @@ def single_groups(book: Book) -> str:
         method, values = found
         for what in ("groups", "blocks", "components"):
             if what in values:
-                lds = {name: 100 * v for name, v in values[what].items()}
+                lds = {name: 100 * mean for name, (mean, _) in values[what].items()}
+                halves = {name: 100 * half for name, (_, half) in values[what].items()}
                 title = f"{setting.name}, {method}: LDS (%) of single {what}"
                 by_block = values["block of"] if what == "groups" else None
-                svg = figures.bars(lds, title=title, unit="%", block_of=by_block)
+                svg = figures.bars(lds, title=title, unit="%", block_of=by_block, halves=halves)
                 parts.append(book.figure(f"strength-{bank}-{what}", svg, title))
     return paragraphs(*parts)
 
@@ -157,11 +174,10 @@ def patterns(book: Book, banks: Sequence[str]) -> dict[str, dict[str, list[float
         for method, row in (book.get(f"group_strength_{bank}") or {}).items():
             order = order or list(row["groups"])
             if set(order) == set(row["groups"]):
-                out["LDS of single groups"][f"{bank} {method}"] = [row["groups"][name] for name in order]
+                out["LDS of single groups"][f"{bank} {method}"] = [row["groups"][name][0] for name in order]
         for method, row in methods_of(book, bank).items():
-            rule = next((r for r in ("top-k 0.1", "top-k") if r in row["rules"]), None)
-            if rule:
-                out["learned weights"][f"{bank} {method}"] = row["rules"][rule]["weights"]
+            if order is None or len(row["groups"]) == len(order):  # not those on whole gradients
+                out["learned weights"][f"{bank} {method}"] = row["rules"]["fixed"]["weights"]
     return out
 
 
@@ -191,7 +207,62 @@ def likeness(book: Book) -> str:
     return paragraphs(table(["model", *paper.SIMILARITY], rows), *parts)
 
 
+ROLES = {  # setting → training, weight learning, evaluation; the paper's Table 7 and ours
+    "paper: ImageNet": (
+        "50,000 of the training split (10 % corrupted for wrong labels only)",
+        "1,000 others of the training split",
+        "1,000 of the validation split; 5,000 corrupted training images",
+    ),
+    "MNIST, CIFAR-10": (
+        "4,000 images (10 % corrupted for wrong labels only)",
+        "500 others",
+        "500 others; all 4,000",
+    ),
+    "paper: WikiText-103": (
+        "232,585 sequences of 512 tokens of the training split",
+        "523 of the test split",
+        "487 of the validation split",
+    ),
+    "WikiText-2": (
+        "3,072 training sequences of 64 tokens",
+        "256 of its test split",
+        "256 of its valid split",
+    ),
+    "State of the Union": (
+        "2,048 sequences of 64 tokens",
+        "256 others of the same addresses",
+        "256 others again",
+    ),
+    "fine-tuning": (
+        "1,500 sequences held out of pretraining",
+        "250 others of the same documents",
+        "250 others",
+    ),
+    "paper: CIFAR-2, ArtBench-2, Naruto, SB-Pokemon": (
+        "5,000, 5,000, 1,221 and 600 images",
+        "1,000 generated images (200 of train concepts for each attribute)",
+        "1,000 generated with other seeds (500 a split for Recall@10)",
+    ),
+    "CIFAR-2": (
+        "2,000 images",
+        "200 generated images",
+        "200 with other seeds; every other one chooses settings",
+    ),
+    "robots": (
+        "600 pictures",
+        "100 generated pictures (200 of train concepts for each attribute)",
+        "100 with other seeds, every other one chooses settings (500 a split for Recall@10)",
+    ),
+}
+
+
+def roles(book: Book) -> str:
+    head = ["", "trains the model", "learns weights", "evaluates"]
+    return table(head, [[name, *cells] for name, cells in ROLES.items()])
+
+
 PARTS = {
+    "roles": roles,
     "group_strength": single_groups,
     "likeness": likeness,
     "sensitivity_k": sensitivity_to_k,

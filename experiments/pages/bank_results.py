@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from experiments.pages.book import Book
 
-# How weights were learned, in the order of the page
+# What chose the weights, in the order of the page
 RULES = {
-    "top-k 0.1": "the paper's objective",
-    "self-retrieval": "self-retrieval",
-    "top-k": "the paper's objective, judged by self-retrieval",
-    "both": "mean of these two",
-    "reference": "fitted to the bank itself (no method, but what weights could do)",
+    "search": "Algorithm 1, searched on learning queries",
+    "fixed": "Algorithm 1, k = 5, λ′ = 0.5",
+    "calibrated": "calibrated on 16 retrained models",
+    "best": "Algorithm 1, best on the evaluation",
+    "fitted": "fitted to half of the models",
 }
-CHIEF = ("top-k 0.1", "self-retrieval")  # the two that the page is about
+CHIEF = ("search", "fixed", "calibrated")  # that the page begins with
+RELIABLE = 0.6  # r of banks that can tell
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,30 @@ BANKS = {
 }
 
 
+def reliable(book: Book) -> list[str]:
+    """Banks whose models agree well enough with those of other seeds."""
+    found = book.results("reliability", BANKS)
+    return [bank for bank, there in found.items() if there["r"] >= RELIABLE]
+
+
 def of_bank(book: Book, bank: str) -> dict[str, Any] | None:
-    return book.get(f"lds_{bank}")
+    """Of its methods on projected features, and on whole gradients where they were measured."""
+    found, whole = book.get(f"lds_{bank}"), book.get(f"lds_{bank}_whole")
+    if found is None or whole is None:
+        return found or whole
+    return found | {"methods": found["methods"] | whole["methods"]}
 
 
 def methods_of(book: Book, bank: str) -> dict[str, Any]:
     return (of_bank(book, bank) or {"methods": {}})["methods"]
 
 
-def differences(book: Book, rule: str) -> dict[str, dict[str, Mapping[str, Any]]]:
+def differences(
+    book: Book, rule: str, banks: Iterable[str] = BANKS
+) -> dict[str, dict[str, Mapping[str, Any]]]:
     """{bank: {method: paired difference}} of all cells that a rule was measured on."""
     out: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for bank in BANKS:
+    for bank in banks:
         rows = methods_of(book, bank).items()
         cells = {m: row["rules"][rule]["difference"] for m, row in rows if rule in row["rules"]}
         if cells:

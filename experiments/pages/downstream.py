@@ -5,61 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.bank_results import methods_of
 from experiments.pages.book import NONE, Book, command, number, paragraphs, shown, table
+from experiments.pages.labels import interval
 from unde.groups import unet_block
 
 # --- wrong labels ----------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"resnet": "ResNet-18", "vit": "ViT-B/16"}
 DATA = {"mislabel_auc_cifar10": "CIFAR-10", "mislabel_auc_mnist": "MNIST"}
-KINDS = ("unweighted", "weighted", "self-retrieval")
-
-
-def auc(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return NONE
-    low, high = found["interval95"]
-    return f"{100 * found['auc']:.2f} [{100 * low:.2f}, {100 * high:.2f}]"
+KINDS = ("unweighted", "weighted")
 
 
 def mislabel_table(book: Book, scale: str = "normalised") -> str:
+    """AUC of a ranking over trainings: `normalised` self-influence, the `raw` one, or the `divisor`."""
     rows = []
     for architecture, theirs in ARCHITECTURES.items():
         for method, (plain, weighted) in paper.MISLABEL_AUC[theirs].items():
+            first = f"**{method}**"
             if scale == "normalised":
-                there = [f"paper: ImageNet, {theirs}", f"{plain:.2f}", f"{weighted:.2f}", ""]
-                rows.append([f"**{method}**", *there])
+                gain = number(weighted - plain, sign=True)
+                rows.append([first, f"paper: ImageNet, {theirs}", f"{plain:.2f}", f"{weighted:.2f}", gain])
+                first = ""
             for name, title in DATA.items():
                 found, label = book.get(name), f"{title}, {theirs.split('-')[0]}"
-                first = "" if scale == "normalised" else f"**{method}**"
                 if found is None:
                     rows.append([first, label, f"not measured: `{command(name)}`", "", ""])
                     continue
-                row = found[f"{architecture} {method}"]
-                rows.append([first, label, *(auc(row.get(f"{kind} {scale}")) for kind in KINDS)])
-    return table(["", "data", "w/o w", "w, paper's objective", "w, self-retrieval"], rows)
-
-
-def others_table(book: Book) -> str:
-    """Self-retrieval learns from training examples: the same without those, for whom the weights may be flattering."""
-    rows = [
-        [
-            f"{title}, {cell}",
-            *(auc(row[f"{kind} normalised, others"]) for kind in ("unweighted", "self-retrieval")),
-        ]
-        for name, title in DATA.items()
-        for cell, row in (book.get(name) or {}).items()
-        if "self-retrieval normalised, others" in row
-    ]
-    return table(["", "w/o w", "w, self-retrieval"], rows)
+                one, other = (
+                    100 * np.array(found[f"{architecture} {method}"][f"{kind} {scale}"]) for kind in KINDS
+                )
+                cells = interval(one, digits=2), interval(other, digits=2)
+                rows.append([first, label, *cells, interval(other - one, sign=True, digits=2)])
+                first = ""
+    return table(["", "data", "w/o w", "w: k = 5, λ′ = 0.5", "paired difference"], rows)
 
 
 # --- tail-patch ------------------------------------------------------------------------------------------
 
-WEIGHED = ("w/o w", "w, paper's objective", "paired difference", "w, self-retrieval", "paired difference")
+WEIGHED = ("w/o w", "w: k = 5, λ′ = 0.5", "paired difference")
 CORPORA = {"language_tail_patch_wikitext": "WikiText-2", "language_tail_patch_sotu": "State of the Union"}
 LLAMA = {"llama_tail_patch": "State of the Union"}
 
@@ -78,11 +66,11 @@ def tail_patch_table(
             if method in numbers:
                 plain, weighted, gain = numbers[method]
                 paired = NONE if gain is None else f"{number(gain[0], sign=True)} ± {gain[1]:.2f}"
-                cells = [number(plain), number(weighted), paired, "", ""]
+                cells = [number(plain), number(weighted), paired]
                 rows.append([f"**{method}**", f"paper: {where}", *cells])
         for name, title in results.items():
             if found[name] is None:
-                rows.append(["", title, f"not measured: `{command(name)}`", "", "", "", ""])
+                rows.append(["", title, f"not measured: `{command(name)}`", "", ""])
             elif method in found[name]:
                 first = "" if any(method in numbers for numbers in printed_in.values()) else f"**{method}**"
                 rows.append([first, title, *_patched(found[name][method])])
@@ -95,7 +83,7 @@ def _is_cell(row: Any) -> bool:
 
 def _patched(row: Mapping[str, Any]) -> list[str]:
     if "per_token" in row:  # a baseline: there are no groups to weigh
-        return [shown(row["per_token"], 1), NONE, NONE, NONE, NONE]
+        return [shown(row["per_token"], 1), NONE, NONE]
     return _weighed({kind: row[kind]["per_token"] for kind in KINDS}, row["differences"], digits=3)
 
 
@@ -181,8 +169,7 @@ def weights_over_the_network(book: Book) -> str:
     groups = next(iter(sets.values()))
     cell = methods_of(book, "robots").get("D-TRAK")
     if cell is not None:
-        rule = next((r for r in ("top-k 0.1", "top-k") if r in cell["rules"]), None)
-        values = cell["rules"][rule]["weights"] if rule else []
+        values = cell["rules"]["fixed"]["weights"]
         if len(values) == len(groups):
             sets = {"weights for all": dict(zip(groups, values)), **sets}
     parts = []
@@ -222,13 +209,11 @@ def speakers(book: Book) -> str:
         return book.missing(["sotu_recall"])
     parts = []
     for what in ("president", "decade"):
-        rows = [["by chance", number(found[what]["chance"]), "", "", "", ""]]
+        rows = [["by chance", number(found[what]["chance"]), "", ""]]
         for title, row in found[what].items():
             if title != "chance":
                 cells = (
-                    [shown(row, 1), "", "", "", ""]
-                    if "mean" in row
-                    else _weighed(row, row["differences"], digits=2)
+                    [shown(row, 1), "", ""] if "mean" in row else _weighed(row, row["differences"], digits=2)
                 )
                 rows.append([title, *cells])
         parts.append(table([f"same {what}", *WEIGHED], rows))
@@ -237,7 +222,6 @@ def speakers(book: Book) -> str:
 
 PARTS = {
     "mislabel_auc": mislabel_table,
-    "mislabel_auc_others": others_table,
     "tail_patch": lambda book: tail_patch_table(book, {}, CORPORA),
     "tail_patch_beside_paper": tail_patch,
     "llama_tail_patch": lambda book: tail_patch_table(book, {}, LLAMA),

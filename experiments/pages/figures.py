@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 
 from unde.ui.report.svg import ticks
 
@@ -16,9 +17,17 @@ Point = tuple[float, float, str]  # x, y, what it is
 
 
 def bars(
-    values: Mapping[str, float], *, title: str, unit: str, block_of: Mapping[str, str] | None = None
+    values: Mapping[str, float],
+    *,
+    title: str,
+    unit: str,
+    block_of: Mapping[str, str] | None = None,
+    halves: Mapping[str, float] = MappingProxyType({}),
 ) -> str:
-    """A bar for each name, up or down from zero, coloured by block; few bars are named, many have their block named."""
+    """A bar for each name, up or down from zero, coloured by block; few bars are named, many have their block named.
+
+    `halves` are half widths of intervals, drawn on the bars.
+    """
     block_of = block_of or dict.fromkeys(values, "")
     blocks = list(dict.fromkeys(block_of[name] for name in values))
     tone = {block: TONES[i % len(TONES)] for i, block in enumerate(blocks)}
@@ -29,7 +38,8 @@ def bars(
     left, top, high = 46.0, 26.0 + 16 * -(-len(legend) // 5), 150.0
     width, height = left + slot * len(values) + 10, top + high + below
     width = max(width, 420.0)
-    low, peak = min(0.0, *values.values()), max(0.0, *values.values())
+    ends = [v + s * halves.get(name, 0.0) for name, v in values.items() for s in (-1, 1)]
+    low, peak = min(0.0, *ends), max(0.0, *ends)
     span = (peak - low) or 1.0
 
     def y(value: float) -> float:
@@ -46,8 +56,12 @@ def bars(
         ]
     for i, (name, value) in enumerate(values.items()):
         x, ends = left + slot * i, sorted((y(0), y(value)))
-        note = f"{name}: {value:.2f} {unit}"
+        half = halves.get(name)
+        note = f"{name}: {value:.2f}{'' if half is None else f' ± {half:.2f}'} {unit}"
         parts.append(_box(x + slot * 0.1, ends[0], slot * 0.8, ends[1] - ends[0], tone[block_of[name]], note))
+        if half is not None:
+            middle = x + slot / 2
+            parts.append(_line(middle, y(value - half), middle, y(value + half), INK))
         if named:
             parts.append(_text(x + slot / 2 + 4, top + high + 8, name, "end", turned=True))
     parts.append(_line(left, y(0), width - 10, y(0), INK))

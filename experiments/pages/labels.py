@@ -33,14 +33,14 @@ def trainings(found: Settings, ranking: str, measure: str) -> np.ndarray:
     return 100 * np.mean([setting["rankings"][ranking][measure] for setting in found.values()], 0)
 
 
-def interval(values: np.ndarray, sign: bool = False) -> str:
+def interval(values: np.ndarray, sign: bool = False, digits: int = 1) -> str:
     """Mean ± half of the 95 % interval over trainings.
 
     >>> interval(np.array([1.0, 2.0, 3.0]))
     '2.0 ± 2.5'
     """
     half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return f"{number(values.mean(), 1, sign)} ± {half:.1f}"
+    return f"{number(values.mean(), digits, sign)} ± {half:.{digits}f}"
 
 
 def overall(found: Settings, ranking: str) -> float:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
-from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, of_bank
-from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
-from experiments.pages.verdicts import COUNTED, count, verdicts
+from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, of_bank, reliable
+from experiments.pages.book import NONE, Book, command, half_width, number, shown, table
+from experiments.pages.verdicts import count, verdicts
 
+HEADS = {
+    "best": "best on the evaluation",
+    "search": "searched, cross-fitted",
+    "fixed": "k = 5, λ′ = 0.5",
+    "calibrated": "calibrated on 16 models",
+    "fitted": "fitted to half of the models",
+}
 MARK = {"better": " ▲", "worse": " ▼", "same": ""}
 PRINTED = {  # beside the table that begins with a bank
     "cifar10-resnet": {"ImageNet, ResNet-18": paper.LDS_CLASSIFICATION["ResNet-18"]},
@@ -24,16 +31,50 @@ PRINTED = {  # beside the table that begins with a bank
 
 
 def summary_table(book: Book) -> str:
-    rows = []
-    for rule, words in RULES.items():
-        found = differences(book, rule)
+    """The chief rules on banks that can tell, and on all."""
+    sure = reliable(book)
+    return table(["weights", *_two("banks that can tell"), *_two("all banks")], _counts(book, CHIEF, sure))
+
+
+def lead(book: Book) -> str:
+    """The one sentence: what weights do on banks that can tell."""
+    sure = reliable(book)
+    counts = {}
+    for rule in CHIEF:
+        found = differences(book, rule, sure)
         if not found:
-            if rule in CHIEF:
-                rows.append([words, "0", *[NONE] * 5])
-            continue
-        c = count({bank: list(cells.values()) for bank, cells in found.items()})
-        rows.append([words, *c.row])
-    return table(["weights learned by", *COUNTED], rows)
+            return book.missing(f"lds_{bank}" for bank in sure or BANKS)
+        counts[rule] = count({bank: list(cells.values()) for bank, cells in found.items()})
+    one, fixed, calibrated = (counts[rule] for rule in CHIEF)
+    everywhere = [count({b: list(c.values()) for b, c in differences(book, r).items()}) for r in CHIEF]
+    return (
+        f"**Where retrained models can tell, the paper's weights with its search change LDS by {one.mean} points "
+        f"(better in {one.better} of {one.cells} cells, worse in {one.worse}), at one fixed point by {fixed.mean}, "
+        f"and weights calibrated on 16 retrained models by {calibrated.mean}. Over all {everywhere[0].cells} cells "
+        f"they are worse in {everywhere[0].worse}, {everywhere[1].worse} and {everywhere[2].worse}.**"
+    )
+
+
+def rules_summary(book: Book) -> str:
+    return table(
+        ["weights", *_two("banks that can tell"), *_two("all banks")], _counts(book, RULES, reliable(book))
+    )
+
+
+def _two(where: str) -> tuple[str, str]:
+    return f"{where}: better / worse, of cells", "LDS, points"
+
+
+def _counts(book: Book, rules: Iterable[str], sure: Sequence[str]) -> list[list[str]]:
+    rows = []
+    for rule in rules:
+        row = [RULES[rule]]
+        for banks in (sure, list(BANKS)):
+            found = differences(book, rule, banks)
+            c = count({bank: list(cells.values()) for bank, cells in found.items()}) if found else None
+            row += [NONE, NONE] if c is None else [f"{c.better} / {c.worse}, of {c.cells}", c.mean]
+        rows.append(row)
+    return rows
 
 
 def waiting(book: Book) -> str:
@@ -44,7 +85,7 @@ def waiting(book: Book) -> str:
 
 
 def forest(book: Book) -> str:
-    rules = [rule for rule in (*CHIEF, "top-k") if differences(book, rule)]
+    rules = [rule for rule in ("search", "calibrated") if differences(book, rule)]
     found = {rule: differences(book, rule) for rule in rules}
     rows: list[tuple[str, dict[str, tuple[float, float]]]] = []
     for bank, setting in BANKS.items():
@@ -82,64 +123,57 @@ def lds_table(
     book: Book, *banks: str, printed_in: Mapping[str, paper.WithAndWithout] = MappingProxyType({})
 ) -> str:
     """Method by method: the paper's rows, then ours."""
-    chief = {rule: marks(book, rule) for rule in CHIEF}
+    marked = {rule: marks(book, rule) for rule in RULES}
     found = {bank: of_bank(book, bank) for bank in banks}
     methods = dict.fromkeys(
         [m for rows in printed_in.values() for m in rows]
         + [m for there in found.values() if there for m in there["methods"]]
     )
+    shown_rules = ("best", "search", "fixed", "calibrated", "fitted")
+    blank = [""] * (len(shown_rules) - 1)
     rows: list[list[str]] = []
     for method in methods:
         first = len(rows)
         for where, numbers in printed_in.items():
             if method in numbers:
                 plain, weighted = numbers[method]
-                gain = number(weighted[0] - plain[0], sign=True)
-                both = [f"{number(mean)} ± {half:.2f}" for mean, half in (plain, weighted)]
-                rows.append(["", f"paper: {where}", *both, gain, "", ""])
+                gain = f"{number(weighted[0] - plain[0], sign=True)} (to {number(weighted[0])} ± {weighted[1]:.2f})"
+                rows.append(["", f"paper: {where}", f"{number(plain[0])} ± {plain[1]:.2f}", gain, *blank])
         for bank, there in found.items():
-            row = (there or {"methods": {}})["methods"].get(method)
             name = BANKS[bank].name
-            if row is None:
-                rows.append(["", name, f"not measured: `{command(f'lds_{bank}')}`", "", "", "", ""])
-                continue
-            cells = ["", name, shown(row["unweighted"])]
-            for rule in CHIEF:
-                got = row["rules"].get(rule)
-                if got is None:
-                    cells += [NONE, NONE]
-                    continue
-                gain = shown(got["difference"], sign=True) + chief[rule].get((bank, method), "")
-                cells += [shown(got["estimate"]), gain]
-            rows.append(cells)
-        rows[first][0] = f"**{method}**"
+            if there is None:
+                rows.append(["", name, f"not measured: `{command(f'lds_{bank}')}`", "", *blank])
+            elif method in there["methods"]:
+                row = there["methods"][method]
+                cells = [
+                    shown(row["rules"][r]["difference"], sign=True) + marked[r].get((bank, method), "")
+                    if r in row["rules"]
+                    else NONE
+                    for r in shown_rules
+                ]
+                rows.append(["", name, shown(row["unweighted"]), *cells])
+        if len(rows) > first:
+            rows[first][0] = f"**{method}**"
     for bank, there in found.items():
         for title, estimate in (there or {"baselines": {}})["baselines"].items():
-            rows.append([f"**{title}**", BANKS[bank].name, shown(estimate), "", "", "", ""])
-    head = ["", "data", "w/o w", "w, paper's objective", "difference", "w, self-retrieval", "difference"]
-    return table(head, rows)
+            rows.append([f"**{title}**", BANKS[bank].name, shown(estimate), "", *blank])
+    return table(["", "data", "w/o w", *(HEADS[rule] for rule in shown_rules)], rows)
 
 
-def rules_table(book: Book, *banks: str) -> str:
-    """Paired differences under every rule that was measured, and notes."""
-    found = {bank: of_bank(book, bank) for bank in banks}
-    measured = {r for t in found.values() if t for row in t["methods"].values() for r in row["rules"]}
-    rules = [rule for rule in RULES if rule in measured]
-    rows, notes = [], []
-    for bank, there in found.items():
-        for method, row in (there or {"methods": {}})["methods"].items():
-            cells = {rule: row["rules"].get(rule) for rule in rules}
-            rows.append(
-                [f"{BANKS[bank].name}, {method}"]
-                + [NONE if c is None else shown(c["difference"], sign=True) for c in cells.values()]
-            )
-            notes += [
-                f"- {BANKS[bank].name}, {method}, {RULES[rule]}: {c['note']}"
-                for rule, c in cells.items()
-                if c and c.get("note")
-            ]
-    body = table(["difference to unweighted", *(RULES[rule] for rule in rules)], rows)
-    return paragraphs(body, "\n".join(notes))
+def settings_table(book: Book, *banks: str) -> str:
+    """What was chosen in each cell."""
+    rows = []
+    for bank in banks:
+        for method, row in (of_bank(book, bank) or {"methods": {}})["methods"].items():
+            found, best = row["rules"]["search"], row["rules"]["best"]
+            dampings = ", ".join(dict.fromkeys("–" if d is None else f"{d}" for d in row["dampings"]))
+            chosen = "; ".join(dict.fromkeys(f"{k}, {d:g}" for k, d in found["chosen"]))
+            used = row["rules"].get("calibrated")
+            rows.append([
+                f"{BANKS[bank].name}, {method}", dampings, chosen, "{}, {:g}".format(*best["chosen"]),
+                NONE if used is None else f"{used['used']} of {used['of']}",
+            ])  # fmt: skip
+    return table(["", "damping", "searched: k, λ′", "best: k, λ′", "calibrations that used weights"], rows)
 
 
 def smaller(book: Book, *banks: str) -> str:
@@ -168,12 +202,14 @@ def reliability(book: Book) -> str:
 
 
 PARTS = {
+    "lead": lead,
     "summary": summary_table,
     "forest": forest,
     "waiting": waiting,
     "lds": lds_table,
     "lds_beside_paper": beside_paper,
-    "rules": rules_table,
+    "rules": rules_summary,
+    "chosen": settings_table,
     "smaller": smaller,
     "reliability": reliability,
 }

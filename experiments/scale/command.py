@@ -36,6 +36,7 @@ class Offer:
     studies: dict[str, str]  # names of the small studies → the method that runs each
 
 
+_ABLATIONS = {"ablations": "ablations"}
 _PIPELINE = str(ARTBENCH2.pretrained)
 SETTINGS: dict[str, Offer] = {
     "imagenet": Offer(
@@ -43,42 +44,42 @@ SETTINGS: dict[str, Offer] = {
         lambda place, architecture: ImageNet(IMAGENET[architecture], place, architecture),
         vision.LAYOUT,
         "nothing",
-        {"lds_classification": "lds", "mislabel_auc": "mislabel"},
+        {"lds_classification": "lds", "mislabel_auc": "mislabel", **_ABLATIONS},
     ),
     "wikitext103": Offer(
         "GPT-2-small on 232,585 sequences of WikiText-103",
         lambda place, _: WikiText(WIKITEXT103, place),
         language.LAYOUT,
         "GPT-2's tokenizer",
-        {"lds_language": "lds", "language_tail_patch": "patches"},
+        {"lds_language": "lds", "language_tail_patch": "patches", **_ABLATIONS},
     ),
     "cifar2": Offer(
         "a DDPM of 35.7M parameters on 5,000 images of two classes of CIFAR-10",
         lambda place, _: Generation(CIFAR2, place),
         layout(CIFAR2),
         "nothing",
-        {"lds_diffusion": "lds"},
+        {"lds_diffusion": "lds", **_ABLATIONS},
     ),
     "artbench2": Offer(
         "Stable Diffusion with LoRA on 5,000 paintings of two styles of ArtBench",
         lambda place, _: Generation(ARTBENCH2, place),
         layout(ARTBENCH2),
         _PIPELINE,
-        {"lds_diffusion": "lds"},
+        {"lds_diffusion": "lds", **_ABLATIONS},
     ),
     "naruto": Offer(
         "Stable Diffusion with LoRA on 1,221 captioned images",
         lambda place, _: Generation(NARUTO, place),
         layout(NARUTO),
         _PIPELINE,
-        {"lds_diffusion": "lds"},
+        {"lds_diffusion": "lds", **_ABLATIONS},
     ),
     "sb-pokemon": Offer(
         "Stable Diffusion with LoRA on 600 images of 30 categories",
         lambda place, _: Pokemon(SB_POKEMON, place),
         layout(SB_POKEMON),
         _PIPELINE,
-        {"lds_diffusion": "lds", "fine_grained_recall": "recall"},
+        {"lds_diffusion": "lds", "fine_grained_recall": "recall", **_ABLATIONS},
     ),
     "llama-owt": Offer(
         "Llama-3-8B-Instruct as it is on 99,642 sequences of OpenWebText",

@@ -1,7 +1,7 @@
-"""What is found for each method, without weights and with weights learned in two ways, and the file it goes to.
+"""What is found for each method, without and with weights, and the file it goes to.
 
-The two rules: "top-k", the paper's objective as it stands on queries that serve nothing else, and "self-retrieval",
-which asks training examples to find themselves. Each estimate stands beside the paired difference to no weights.
+LDS and its ablations are those of the small studies (`experiments.studies`), with all their columns; other measures are
+taken with Algorithm 1 at the k and λ′ that are the same for all. Estimates stand beside the paired difference.
 """
 
 from __future__ import annotations
@@ -16,107 +16,49 @@ from torch import Tensor
 
 from experiments.runner import machine
 from experiments.shared.paths import unfinished, write_json
-from experiments.shared.sweep import objective
-from unde import Index, Weights, console
-from unde.errors import UndeError
-from unde.evaluate import Bank, Estimate, TailPatch, compare, lds, mislabel_auc, mislabel_auc_interval, paired
+from unde import Index, Weights
+from unde.evaluate import Bank, Estimate, TailPatch, mislabel_auc, mislabel_auc_interval, paired
 from unde.methods import Method
 from unde.scoring import GroupScores
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A method with its index and the weights of each rule; and why a rule has none, which loses no other."""
+    """A method with its index and the weights of Algorithm 1 at the k and λ′ that are the same for all."""
 
     title: str
     method: Method
     index: Index
-    weights: dict[str, Weights]
-    without: dict[str, str]
+    weights: Weights
 
-    @classmethod
-    def of(cls, title: str, method: Method, index: Index, learn: Callable[[], GroupScores]) -> Learned:
-        ways: dict[str, Callable[[], Weights]] = {
-            "top-k": lambda: objective(learn()),
-            "self-retrieval": lambda: index.learn_weights(method=method),
-        }
-        made = cls(title, method, index, {}, {})
-        for rule, way in ways.items():
-            try:
-                made.weights[rule] = way()
-            except UndeError as e:
-                console.note(f"{method.name}: no weights by {rule} ({e})")
-                made.without[rule] = str(e)
-        return made
-
-    def entry(self, unweighted: Any, measured: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        """One method of a result, from the estimate of each rule and its difference; all ready for JSON."""
-        rules = {
-            name: {
-                "weights": self.weights[name].values.tolist(),
-                "groups": list(self.weights[name].groups),
-                "estimate": estimate,
-                "difference": difference,
-            }
-            for name, (estimate, difference) in measured.items()
-        }
-        found = {"method": repr(self.method), "unweighted": unweighted, "rules": rules}
-        return {**found, "not learned": dict(self.without)} if self.without else found
-
-
-def lds_entry(learned: Learned, evaluate: GroupScores, bank: Bank) -> dict[str, Any]:
-    truth = bank.masks, bank.utility["eval"]
-    plain = lds(evaluate.total(), *truth, bootstrap=1000)
-    found = {name: compare(evaluate, w, *truth) for name, w in learned.weights.items()}
-    measured = {name: (c.weighted.as_dict(), c.difference.as_dict()) for name, c in found.items()}
-    return learned.entry(plain.as_dict(), measured)
+    def entry(self, unweighted: Any, estimate: Any, difference: Any) -> dict[str, Any]:
+        """One method of a result; all ready for JSON."""
+        weights = {"weights": self.weights.values.tolist(), "groups": list(self.weights.groups)}
+        rules = {"fixed": {**weights, "estimate": estimate, "difference": difference}}
+        return {"method": repr(self.method), "unweighted": unweighted, "rules": rules}
 
 
 def patch_entry(
     learned: Learned, evaluate: GroupScores, k: int, patch: Callable[[Tensor, str], TailPatch]
 ) -> dict[str, Any]:
-    """Tail-patch scores, in % a token, of the top k examples; `patch` is told which rule they come from."""
+    """Tail-patch scores, in % a token, of the top k examples; `patch` is told whether they are weighted."""
     plain = patch(evaluate.top(k).indices, "unweighted").per_token
-    measured = {}
-    for name, w in learned.weights.items():
-        found = patch(evaluate.top(k, w).indices, name).per_token
-        measured[name] = found.as_dict(), paired(plain, found).as_dict()
-    return learned.entry(plain.as_dict(), measured)
+    found = patch(evaluate.top(k, learned.weights).indices, "fixed").per_token
+    return learned.entry(plain.as_dict(), found.as_dict(), paired(plain, found).as_dict())
 
 
 def mislabel_entry(learned: Learned, judged: np.ndarray, wrong: np.ndarray, top: int) -> dict[str, Any]:
-    """AUC of normalised self-influence on the training examples `judged`, of which `wrong` (n,) are mislabelled.
+    """AUC of normalised self-influence on the training examples `judged`, of which `wrong` (n,) are mislabelled."""
 
-    Self-retrieval learns from training examples: its AUC is also given without those that it saw.
-    """
-
-    def area(w: Weights | None, rows: np.ndarray) -> dict[str, Any]:
-        some, marks = judged[rows].tolist(), wrong[rows]
+    def area(w: Weights | None) -> dict[str, Any]:
+        some = judged.tolist()
         influence = learned.index.self_influence(w, normalize_top=top, subset=some, method=learned.method)
-        low, high = mislabel_auc_interval(influence, marks)
+        low, high = mislabel_auc_interval(influence, wrong)
         interval = None if np.isnan(low) else [low, high]
-        return {"auc": mislabel_auc(influence, marks), "interval95": interval, "examples": len(rows)}
+        return {"auc": mislabel_auc(influence, wrong), "interval95": interval, "examples": len(some)}
 
-    everything, measured = np.arange(len(judged)), {}
-    plain = area(None, everything)
-    for name, w in learned.weights.items():
-        found = area(w, everything)
-        measured[name] = found, {"auc": found["auc"] - plain["auc"]}
-    made = learned.entry(plain, measured)
-    for name, w in learned.weights.items():
-        apart = np.flatnonzero(~np.isin(judged, seen(w)))
-        if 0 < len(apart) < len(judged) and 0 < wrong[apart].sum() < len(apart):
-            made["rules"][name]["unseen examples"] = {
-                "unweighted": area(None, apart),
-                "estimate": area(w, apart),
-            }
-    return made
-
-
-def seen(weights: Weights) -> list[int]:
-    """The training examples that weights were learned from: self-retrieval lists its own, part by part."""
-    asked = weights.provenance.get("examples")  # of other rules: how many there are
-    return sorted({i for part in asked.values() for i in part}) if isinstance(asked, dict) else []
+    plain, found = area(None), area(learned.weights)
+    return learned.entry(plain, found, {"auc": found["auc"] - plain["auc"]})
 
 
 def bank_entry(bank: Bank) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class OpenWebText(Study):
         self.trained()
         sources = self._generated["eval sources"]
 
-        def snippets(scores: GroupScores, weights: dict[str, Weights]) -> dict[str, Any]:
-            ways = {"unweighted": None, **weights}
+        def snippets(scores: GroupScores, weights: Weights) -> dict[str, Any]:
+            ways = {"unweighted": None, "fixed": weights}
             hits = {name: scores.top(1, w).indices[:, 0] == sources for name, w in ways.items()}
             return {"own snippet is top-1": {name: float(hit.float().mean()) for name, hit in hits.items()}}
 

@@ -13,9 +13,7 @@ from experiments.scale import findings
 from experiments.scale.diffusion import Generation
 from experiments.scale.settings import CATEGORIES, GLUE, Diffusion, FineGrained
 from experiments.scale.study import Place
-from experiments.shared.sweep import objective
-from unde import console
-from unde.errors import UndeError
+from unde import learn_weights
 from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns
 from unde.methods import DTRAK
@@ -61,11 +59,7 @@ class Pokemon(Generation):
         for attribute, names in data.train_categories.items():
             asked = data.queries("train", [attribute], repeats=max(1, self.fine.learn // len(names)))
             learn[attribute] = self._scores(method, attribute, asked)
-        weights: dict[str, Any] = {a: objective(scores) for a, scores in learn.items()}
-        try:  # for no attribute in particular
-            weights["self-retrieval"] = self.index(self.trained()[0], method).learn_weights(method=method)
-        except UndeError as e:
-            console.note(f"no weights by self-retrieval ({e})")
+        weights: dict[str, Any] = {a: learn_weights(scores) for a, scores in learn.items()}
         entry: dict[str, Any] = {"method": repr(method)}
         entry["rules"] = {
             a: {"weights": w.values.tolist(), "groups": list(w.groups)} for a, w in weights.items()

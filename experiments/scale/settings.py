@@ -1,9 +1,8 @@
 """The paper's settings: every number of its section 5 and appendix B in one place.
 
 Where a number comes from is said beside it: "§5.1.1" and "B.1" are places in the paper; "silent" marks what the paper
-does not say, with the standard that was taken instead. Two of its choices are not taken over anywhere. It sweeps the
-damping λ over 5e-3 … 50, and k and λ' of weight learning over ten values each, and does not say on what they were
-chosen; here all three are the defaults of the package, so that nothing is chosen on the metric that is reported.
+does not say, with the standard that was taken instead. The damping λ (5e-3 … 50) and k and λ′ of weight learning
+are searched as in the paper; it does not say on what they were chosen: the columns of the study `lds` differ in that.
 
 A setting is a plain value: `dataclasses.replace` shrinks it to a size that a test can afford.
 """

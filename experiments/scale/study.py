@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from experiments.scale import findings
 from experiments.scale.findings import Learned
 from experiments.scale.sources import Source
 from experiments.scale.training import Loss, State, fit
+from experiments.shared.cells import Cell
 from experiments.shared.paths import RESULTS, RUNS, unfinished
-from unde import Index, console
+from experiments.shared.sweep import sweep
+from experiments.studies import group_strength, lds, loss_ablation, noise_sensitivity, transfer_methods
+from unde import Index, learn_weights
 from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.groups import trainable
-from unde.methods import Method
+from unde.methods import PAPER_DAMPINGS, Damped, Method
 from unde.projection import Spec, feature_size
 from unde.scoring import GroupScores
 from unde.tasks.base import Task
@@ -175,7 +179,7 @@ class Study(ABC):
 
     def learned(self, title: str, method: Method) -> Learned:
         index = self.index(self.trained()[0], method)
-        return Learned.of(title, method, index, lambda: self.scores(index, method, "learn"))
+        return Learned(title, method, index, learn_weights(self.scores(index, method, "learn")))
 
     def measure_methods(self, name: str, entry: Callable[[Learned], dict[str, Any]], **results: Any) -> Path:
         """NAME.json, written after each method, of which `entry` gives a part."""
@@ -223,18 +227,55 @@ class Study(ABC):
         )
 
     def lds(self) -> Path:
-        """The paper's LDS table: every method without weights and with those of both rules."""
+        """The paper's LDS table and Table 9: λ, k and λ′ searched, with all columns of the study `lds`."""
+        cell = self.cell()
+
+        def entry(method: Method) -> dict[str, Any]:
+            if not isinstance(method, Damped):
+                return lds.measure(cell, [method])
+            return lds.measure(cell, [replace(method, damping=d, relative=False) for d in PAPER_DAMPINGS])
+
+        return self._measured(self.name, {title: partial(entry, m) for title, m in cell.methods.items()})
+
+    def ablations(self) -> Path:
+        """Tables 10 and 12, Figures 1 and 7: other objectives and methods' weights, single groups, noise."""
+        cell = self.cell()
+        studies = {"loss_ablation": loss_ablation, "transfer_methods": transfer_methods}
+        studies |= {"noise_sensitivity": noise_sensitivity}
+        parts = {name: partial(sweep, cell, study.learn) for name, study in studies.items()}
+        parts["group_strength"] = partial(group_strength.measure, cell)
+        return self._measured(f"{self.name}-ablations", parts)
+
+    def _measured(self, name: str, parts: Mapping[str, Callable[[], Any]]) -> Path:
+        """NAME.json, written after each part."""
+        results = {"methods": {}, "bank": findings.bank_entry(self.bank())}
+        for title, part in parts.items():
+            results["methods"][title] = part()
+            path = findings.write(self.place.results, name, results, self.setting)
+        return path
+
+    def cell(self) -> Cell:
         self.begin()
-        self.trained()
-        bank = self.bank()
+        return StudyCell(self)
 
-        def entry(learned: Learned) -> dict[str, Any]:
-            evaluate = self.scores(learned.index, learned.method, "eval")
-            found = findings.lds_entry(learned, evaluate, bank)
-            console.note(f"{learned.title}: LDS {found['unweighted']['mean']:.2%} without weights")
-            return found
 
-        return self.measure_methods(self.name, entry, bank=findings.bank_entry(bank))
+class StudyCell(Cell):
+    """A study as the small ones see a bank."""
+
+    def __init__(self, study: Study) -> None:
+        model = study.trained()[0]
+        super().__init__(
+            study.name, "paper", study.methods(model), load=lambda: model, task=lambda: study.task,
+            train=study.train_data, queries=study.queries, built_for={},
+        )  # fmt: skip
+        self.study = study
+
+    @cached_property
+    def bank(self) -> Bank:
+        return self.study.bank()
+
+    def scores(self, method: Method, role: str) -> GroupScores:
+        return self.study.scores(self.study.index(self.model, method), method, role)
 
 
 def closest(model: nn.Module, features: int, exclude: tuple[str, ...] = ()) -> str:

@@ -28,15 +28,19 @@ from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
 from unde.ui.demo import digits
 
-DAMPING = 0.1  # of all studies but `damping`
-IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(damping=DAMPING)}
-TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(damping=DAMPING), "EKFAC": EKFAC(damping=DAMPING)}
+# The paper's methods on projected features, at the default damping of the kind of task; the study `lds` sweeps it
+IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
+TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(), "EKFAC": EKFAC()}
+STEPS = 10  # of the 50 of a trajectory, of "Journey-TRAK, per step"
 DENOISERS: dict[str, Method] = {
     **IMAGES,
-    "Journey-TRAK": JourneyTRAK(damping=DAMPING),
-    "D-TRAK": DTRAK(damping=DAMPING),
-    "DAS": DAS(damping=DAMPING),
+    "Journey-TRAK": JourneyTRAK(),
+    "Journey-TRAK, per step": JourneyTRAK(training="per-step", inference_steps=STEPS),
+    "D-TRAK": DTRAK(),
+    "DAS": DAS(),
 }
+# What an index with enough disk keeps by default: whole gradients
+WHOLE: dict[str, Method] = {"TracIn, whole": TracIn("none"), "EKFAC, whole": EKFAC("none")}
 
 
 @dataclass(eq=False)
@@ -50,8 +54,11 @@ class Cell:
     task: Callable[[], Task]
     train: Callable[[], Any]
     queries: Callable[[str], Any]  # of "learn" or "eval"; "… journey" with trajectories
-    built_for: dict[str, Method]  # measure → the method that its index is built for
+    built_for: dict[str, Method]  # name of an index (see `index_name`) → the method that it is built for
     groups: str = "layer"
+    defaults: dict[str, Method] = field(
+        default_factory=dict
+    )  # on the package's default features, for the study `lds`
     corpus: Callable[[], Any] | None = None  # of texts
     _built: dict[str, Index] = field(default_factory=dict)
 
@@ -69,21 +76,29 @@ class Cell:
         return lds(total, bank.masks, bank.utility["eval"], bootstrap=bootstrap)
 
     def index_for(self, method: Method) -> Index:
-        measure = method.measure
-        if measure not in self._built:
-            folder, size = RUNS / self.name / measure / "index", 64 if self.domain == "images" else 32
-            self._built[measure] = self.build(folder, self.built_for[measure], batch_size=size)
-        return self._built[measure]
+        name = index_name(method)
+        if name not in self._built:
+            size = 64 if self.domain == "images" else 32
+            dtype = "int8" if method.projection == "none" else "float32"
+            folder, built_for = RUNS / self.name / name / "index", self.built_for[name]
+            self._built[name] = self.build(folder, built_for, batch_size=size, store_dtype=dtype)
+        return self._built[name]
 
     def features(self, method: Method, role: str) -> QueryFeatures:
         return self.index_for(method).features(self.asked(method, role), self.features_path(method, role))
 
     def asked(self, method: Method, role: str) -> Any:
-        return self.queries(f"{role}{' journey' * isinstance(method, JourneyTRAK)}")
+        asked = self.queries(f"{role}{' journey' * isinstance(method, JourneyTRAK)}")
+        if method.steps == 1:
+            return asked
+        every = (
+            asked["timesteps"].shape[1] // method.steps
+        )  # the steps of a sampler of fewer are some of these
+        return asked | {name: asked[name][:, every - 1 :: every] for name in ("trajectory", "timesteps")}
 
     def features_path(self, method: Method, role: str) -> Path:
         journey = "-journey" * isinstance(method, JourneyTRAK)
-        return RUNS / self.name / method.measure / f"{role}{journey}.safetensors"
+        return RUNS / self.name / index_name(method) / f"{role}{journey}.safetensors"
 
     def damped(self, name: str, dampings: Iterable[float]) -> dict[str, tuple[float | None, Method]]:
         """A method at each damping, by title: (damping, method); one that has no damping as it is."""
@@ -109,6 +124,12 @@ class Cell:
         )  # fmt: skip
 
 
+def index_name(method: Method) -> str:
+    """Methods of one name share an index."""
+    whole, steps = "-whole" * (method.projection == "none"), f"-{method.steps}-steps" * (method.steps > 1)
+    return f"{method.measure}{whole}{steps}"
+
+
 # --- the banks -------------------------------------------------------------------------------------------
 
 
@@ -127,7 +148,8 @@ def _images(data_set: str, architecture: str) -> Cell:
         task=Classification,
         train=lambda: images(data_set).train,
         queries=lambda role: images(data_set).learn if role == "learn" else images(data_set).evaluate,
-        built_for={"loss": TRAK(damping=DAMPING)},
+        built_for={"loss": TRAK(), "loss-whole": EKFAC("none")},
+        defaults=WHOLE if data_set == "cifar10" else {},
     )
 
 
@@ -169,7 +191,8 @@ def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> 
         task=CausalLM,
         train=lambda: {"input_ids": data().train},
         queries=lambda role: {"input_ids": data().learn if role == "learn" else data().evaluate},
-        built_for={"loss": EKFAC(projection="kron(32)", damping=DAMPING)},
+        built_for={"loss": EKFAC("kron(32)"), "loss-whole": EKFAC("none")},
+        defaults=WHOLE if name == "finetuned-gpt2" else {},
         corpus=data,
     )
 
@@ -191,9 +214,7 @@ def denoiser(name: str, study: ModuleType) -> Cell:
         task=lambda: Diffusion(denoising.scheduler(), denoising.AVERAGED),
         train=study.columns,
         queries=queries,
-        built_for={
-            m.measure: m for m in (TRAK(damping=DAMPING), DTRAK(damping=DAMPING), DAS(damping=DAMPING))
-        },
+        built_for={index_name(m): m for m in (DENOISERS["Journey-TRAK, per step"], TRAK(), DTRAK(), DAS())},
         groups=study.GROUPS,
     )
 

@@ -5,16 +5,23 @@ Columns of such a study are there to be looked at, not to choose from: nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from experiments.shared import cells
+import torch
+from torch import Tensor
+from unde.evaluate.search import DECAYS, KS
+
 from experiments.shared.cells import Cell
 from unde import Weights, learn_weights
 from unde.evaluate import paired
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_seen
+from unde.weights.adamw import adamw
+from unde.weights.contributions import Contributions
+from unde.weights.objective import WeightProblem
+from unde.weights.settings import ADAMW, EPOCHS, LEARNING_RATE, WEIGHT_DECAY, K
 
 EVERY_BANK = (
     "mnist-resnet",
@@ -28,27 +35,41 @@ EVERY_BANK = (
     "cifar2",
     "robots",
 )
-BOOTSTRAP = 1000
+BOOTSTRAP = 200
+DECAY = WEIGHT_DECAY[ADAMW]  # with K, the point that is the same for all cells
+FEWER = (
+    (5, 20, 100, 500),
+    (0.1, 0.5, 1.0),
+)  # of methods whose scores are no sums over groups: each step is dear
 
 # (cell, name of a method) → {column: weights}
 Learned = Callable[[Cell, str], Mapping[str, Weights]]
 
 
-def objective(scores: GroupScores, **given: Any) -> Weights:
-    """The paper's objective with the solver, the k and the decay that version 0.1 had unless others are `given`."""
-    fast = scores.method.linear and given.get("objective") != "no-norm"
-    usual = {"k": 3, "weight_decay": 0.1, "solver": "fixed-point"} if fast else {"k": 3, "weight_decay": 1.0}
-    return learn_weights(scores, **(usual | given))
+def grid(scores: GroupScores) -> list[tuple[int, float]]:
+    """(k, λ′) that are searched for these scores; the point that is the same for all is one of them."""
+    ks, decays = (KS, DECAYS) if scores.method.linear else FEWER
+    points = {(k, d) for k in ks if k <= scores.shape[1] for d in decays} | {(K, DECAY)}
+    return sorted(points)
+
+
+def candidates(scores: GroupScores, points: Sequence[tuple[int, float]]) -> Tensor:
+    """(C, M): weights by Algorithm 1 at each (k, λ′), all in one pass over the contributions."""
+    data = Contributions(scores)
+    everything = torch.arange(data.queries)
+    problems = [WeightProblem(data, everything, k, "top-k") for k, _ in points]
+    fits = adamw(problems, [d for _, d in points], epochs=EPOCHS, lr=LEARNING_RATE)
+    return torch.stack([f.weights for f in fits]).float()
 
 
 @cache
 def objective_of(cell: Cell, title: str) -> Weights:
-    return objective(cell.learn_scores(title))
+    """Of Algorithm 1 at the point that is the same for all cells."""
+    return learn_weights(cell.learn_scores(title))
 
 
-def sweep(bank: str, learned: Learned) -> dict[str, Any]:
+def sweep(cell: Cell, learned: Learned) -> dict[str, Any]:
     """{method: {"unweighted": estimate, "columns": {column: {"estimate", "difference"}}}}, estimates as fractions."""
-    cell = cells.get(bank)
     results: dict[str, Any] = {}
     for title in cell.methods:
         scores = cell.eval_scores(title)

@@ -27,7 +27,6 @@ import experiments.shared.robots as robots
 from experiments.datasets import Queries, robot_queries
 from experiments.shared.cells import Cell, denoiser
 from experiments.shared.paths import HERE, RUNS
-from experiments.shared.sweep import objective
 from unde import Weights, learn_weights
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
 from unde.methods import DTRAK
@@ -157,7 +156,7 @@ def run(variant: str) -> dict[str, Any]:
     for attribute in TARGETS:
         asked = learning_queries(study, attribute)
         learn[attribute] = score(cell, f"{attribute}-{LEARN}", as_columns(study, asked, attribute))
-    weights = {a: objective(scores) for a, scores in learn.items()}
+    weights = {a: learn_weights(scores) for a, scores in learn.items()}
     usual = {f"{a}, by default": w for a, w in learn_weights(learn).items()}
     results["weights"] = {name: dict(zip(w.groups, w.values.tolist())) for name, w in weights.items()}
     page: dict[str, Any] = {"queries": []}

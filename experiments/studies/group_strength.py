@@ -9,8 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+import torch
+
+from experiments.shared import cells
+from experiments.shared.cells import Cell
+from experiments.shared.crossfit import predicted, resolved
 from experiments.shared.sweep import EVERY_BANK
-from unde.evaluate import lds_strength, unet_cell
+from unde.evaluate import lds, unet_cell
 
 PAPER = "Figures 1 and 6a"
 VARIANTS = EVERY_BANK
@@ -32,24 +38,29 @@ def place(name: str) -> tuple[str, str]:
 
 
 def run(variant: str) -> dict[str, Any]:
-    from experiments.shared import cells
+    return measure(cells.get(variant))
 
-    cell = cells.get(variant)
-    retrained, where = cell.bank, unet_cell if cell.domain == "diffusion" else place
-    truth = retrained.masks, retrained.utility["eval"]
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """LDS as a pair: mean, and half width of its 95 % interval over queries."""
+    masks, utility = cell.bank.masks, cell.bank.utility["eval"]
     results: dict[str, Any] = {}
     for title in cell.methods:
         scores = cell.eval_scores(title)
-        alone = lds_strength(scores, *truth, cells=None)
-        blocks = lds_strength(scores, *truth, cells=lambda name: (where(name)[0], "all"))
-        components = lds_strength(scores, *truth, cells=lambda name: (where(name)[1], "all"))
-        results[title] = {
-            "all": cell.lds(scores.total()).as_dict(),
-            "groups": dict(zip(alone.rows, alone.values[:, 0].tolist())),
-            "block of": {name: where(name)[0] for name in alone.rows},
-            "blocks": dict(zip(blocks.rows, blocks.values[:, 0].tolist())),
-            "components": dict(zip(components.rows, components.values[:, 0].tolist())),
-        }
-        best = max(results[title]["blocks"], key=results[title]["blocks"].get)
-        print(f"{title}: best block {best}, LDS {100 * results[title]['blocks'][best]:.2f} %", flush=True)
+        where = unet_cell if any("_block" in name for name in scores.groups) else place
+        block, component = ({name: where(name)[i] for name in scores.groups} for i in (0, 1))
+        parts = {"groups": {name: name for name in scores.groups}, "blocks": block, "components": component}
+        results[title] = {"all": cell.lds(scores.total()).as_dict(), "block of": block}
+        groups = resolved(scores, masks) if scores.method.linear else None  # (S, Q, M)
+        for what, part_of in parts.items():
+            names = list(dict.fromkeys(part_of.values()))
+            chosen = np.array([[part_of[g] == name for g in scores.groups] for name in names])
+            if groups is None:
+                alone = predicted(scores, masks, torch.from_numpy(chosen).float())
+            else:
+                alone = np.einsum("sqm,cm->csq", groups, chosen, optimize=True)
+            found = [lds(p.T, np.eye(len(masks), dtype=bool), utility) for p in alone]
+            results[title][what] = {n: [e.mean, e.ci95] for n, e in zip(names, found, strict=True)}
+        best = max(results[title]["blocks"], key=lambda name: results[title]["blocks"][name][0])
+        print(f"{title}: best block {best}, LDS {100 * results[title]['blocks'][best][0]:.2f} %", flush=True)
     return results

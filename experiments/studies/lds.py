@@ -1,103 +1,155 @@
-"""LDS of every method of a bank, unweighted and with weights learned in several ways.
+"""LDS of every method of a bank, unweighted and with weights by Algorithm 1 of the paper and by calibration.
 
-Three disjoint roles: training data, queries that learn weights, queries that evaluate. All settings are the
-package's defaults; nothing is chosen on the queries or the retrained models that evaluate. Ways to learn weights:
-"top-k", Algorithm 1 of the paper on the learning queries, with k = 5 and a decay of 0.5;
-"self-retrieval", from perturbed training examples alone; "both", the mean of these two; "top-k 0.1", the paper's
-objective with the fixed k = 3 and decay 0.1 that version 0.1 had. "reference" is fitted to half of the retrained
-models and judged, as everything is under "half", on the other half: what weights could do.
+Three disjoint roles: training data, queries that learn weights, queries that evaluate. As in the paper, the kernel's
+damping, k and λ′ are searched for each method; columns differ in what chooses them. "search": the LDS of learning
+queries on half of the retrained models, judged on evaluation queries and the other half, and the other way round.
+"fixed": one k and λ′ for all cells. "best": the highest LDS on the evaluation itself, as the paper seems to do. The
+damping is chosen in the same way without weights, and is the same with and without them. "calibrated" are weights that
+`unde calibrate` fits to 16 of the models, "fitted" to half of them, judged on the others. The grids are the paper's,
+its dampings relative to the mean diagonal of what is inverted. On whole gradients the damping is the default.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
+from unde.evaluate.search import DAMPINGS
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, objective
-from unde import Weights, learn_weights
-from unde.evaluate import Bank, Estimate, lds, paired
+from experiments.shared.crossfit import Fold, estimate, folds, of_predictions, predicted, resolved
+from experiments.shared.paths import RUNS, write_json
+from experiments.shared.sweep import DECAY, EVERY_BANK, K, candidates, grid
+from unde.evaluate import Estimate, calibration, paired
+from unde.evaluate.calibration import spearman
+from unde.methods import Damped, Method
 from unde.scoring import GroupScores
 
-PAPER = "Tables 1, 2 and 5"
-VARIANTS = EVERY_BANK
-COSTS = (1e-4, 1e-3, 3e-3, 1e-2, 1e-1)
-STEPS, RATE = 200, 0.05  # of the reference
+PAPER = "Tables 1, 2, 5 and 9"
+WHOLE = "_whole"  # after the name of a bank: its methods on whole gradients
+VARIANTS = (*EVERY_BANK, *(bank + WHOLE for bank in ("finetuned-gpt2", "cifar10-resnet", "cifar10-vit")))
+BANKS = {variant: (variant.removesuffix(WHOLE),) for variant in VARIANTS}
+CALIBRATING = 16  # models
 
 
 def run(variant: str) -> dict[str, Any]:
-    cell = cells.get(variant)
-    methods = {}
-    for name in cell.methods:
-        methods[name] = _method(cell, name)
+    """Methods that were measured are kept in experiments/runs until all are: an interrupted run goes on."""
+    cell, whole = cells.get(variant.removesuffix(WHOLE)), variant.endswith(WHOLE)
+    methods, folder = {}, RUNS / cell.name / f"lds{whole * WHOLE}"
+    for name, method in (cell.defaults if whole else cell.methods).items():
+        path = folder / f"{name}.json"
+        if not path.exists():
+            swept = isinstance(method, Damped) and not whole
+            dampings = [replace(method, damping=d) for d in DAMPINGS] if swept else [method]
+            write_json(path, measure(cell, dampings))
+        methods[name] = json.loads(path.read_text())
         shown = {rule: f"{100 * r['difference']['mean']:+.2f}" for rule, r in methods[name]["rules"].items()}
         print(f"{variant} {name}: {100 * methods[name]['unweighted']['mean']:.2f} {shown}", flush=True)
-    return {"methods": methods, "baselines": _baselines(cell)}
+    baselines = {} if whole else _baselines(cell)
+    shutil.rmtree(folder)
+    return {"methods": methods, "baselines": baselines}
 
 
-def _method(cell: Cell, name: str) -> dict[str, Any]:
-    bank, learn, evaluate = cell.bank, cell.learn_scores(name), cell.eval_scores(name)
-    index, method = cell.index_for(cell.methods[name]), cell.methods[name]
-    found = index.learn_weights(method=method)
-    queried = learn_weights(learn)
-    mean = Weights((found.values + queried.values) / 2, found.groups)
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A method at one damping, and what it predicts for the models of a bank, by the role of queries."""
+
+    method: Method
+    scores: dict[str, GroupScores]
+    groups: dict[str, np.ndarray]  # (S, Q, M); empty if scores are no sums over groups
+    plain: dict[str, np.ndarray]  # (S, Q)
+
+    @classmethod
+    def of(cls, cell: Cell, method: Method) -> Scored:
+        scores = {role: cell.scores(method, role) for role in ("learn", "eval")}
+        masks, groups, plain = cell.bank.masks, {}, {}
+        for role in cell.bank.utility.keys() & scores.keys():
+            if method.linear:
+                groups[role] = resolved(scores[role], masks)
+                plain[role] = groups[role].sum(2)
+            else:
+                uniform = torch.ones(1, len(scores[role].groups))
+                plain[role] = predicted(scores[role], masks, uniform)[0]
+        return cls(method, scores, groups, plain)
+
+    def under(self, weights: Tensor, masks: np.ndarray) -> dict[str, np.ndarray]:
+        """(C, S, Q) under each of the weights (C, M)."""
+        if self.groups:
+            w = weights.double().numpy()
+            return {role: np.einsum("sqm,cm->csq", p, w, optimize=True) for role, p in self.groups.items()}
+        return {role: predicted(self.scores[role], masks, weights) for role in self.plain}
+
+
+def measure(cell: Cell, methods: list[Method]) -> dict[str, Any]:
+    """One method at several dampings: the columns of the page."""
+    utility, halves = cell.bank.utility, folds(cell.bank)
+    scored = [Scored.of(cell, method) for method in methods]
+    plain = {role: np.stack([s.plain[role] for s in scored]) for role in scored[0].plain}
+    at = [fold.choose(plain[fold.role], utility[fold.role]) for fold in halves]  # dampings, by place
+    by_damping = _means(plain["eval"], utility["eval"])
+    top, usual = int(np.argmax(by_damping)), max(at, key=at.count)
+    points = grid(scored[0].scores["learn"])
+    weights = {d: candidates(scored[d].scores["learn"], points) for d in {*at, top}}  # (C, M)
+    under = {d: scored[d].under(w, cell.bank.masks) for d, w in weights.items()}
+
+    def judged(places: list[int]) -> Estimate:
+        return estimate([under[d]["eval"][c] for d, c in zip(at, places)], utility["eval"], halves)
+
+    unweighted = estimate([plain["eval"][d] for d in at], utility["eval"], halves)
+    chosen = [f.choose(under[d][f.role], utility[f.role]) for f, d in zip(halves, at)]
+    fixed, by_point = points.index((K, DECAY)), _means(under[top]["eval"], utility["eval"])
+    best, on_all = int(np.argmax(by_point)), of_predictions(plain["eval"][top], utility["eval"])
     rules = {
-        "top-k": (queried, None),
-        "self-retrieval": (found, found.provenance["refused"]),
-        "both": (mean, None),
-        "top-k 0.1": (objective(learn), None),
+        "search": _compared(unweighted, judged(chosen), chosen=[points[c] for c in chosen]),
+        "fixed": _compared(unweighted, judged([fixed] * len(at)), weights=weights[usual][fixed].tolist()),
+        "best": _compared(
+            on_all, of_predictions(under[top]["eval"][best], utility["eval"]), chosen=points[best],
+            unweighted=on_all.as_dict(),
+        ),
+    }  # fmt: skip
+    if scored[0].groups:
+        parts = {"calibrated": max(2, len(cell.bank.masks) // CALIBRATING), "fitted": 2}
+        rules |= {rule: _calibrated(scored, utility, folds(cell.bank, n)) for rule, n in parts.items()}
+    at_k = {k: under[top]["eval"][points.index((k, DECAY))] for k in dict(points)}
+    return {
+        "methods": list(map(str, methods)),
+        "groups": scored[0].scores["eval"].groups,
+        "dampings": [getattr(methods[d], "damping", None) for d in at],
+        "unweighted": unweighted.as_dict(),
+        "by damping": by_damping,
+        "rules": rules,
+        "by k": {k: _compared(on_all, of_predictions(p, utility["eval"])) for k, p in at_k.items()},
+        "grid": [[*point, mean] for point, mean in zip(points, by_point)],
     }
-    judge = _Judge(evaluate, bank, split_queries="learn" not in bank.utility)
-    out = {
-        rule: {**judge(w.values), "groups": w.groups, "note": note, "found": w.provenance.get("found")}
-        for rule, (w, note) in rules.items()
-    }
-    if method.linear:
-        fitting, _ = halves(len(bank.masks))
-        asked, utility = (
-            (learn, bank.utility["learn"]) if "learn" in bank.utility else (evaluate, bank.utility["eval"])
-        )
-        predicted = predictions(asked, bank.masks[fitting])
-        utility = utility[fitting]
-        if asked is evaluate:  # no utilities of learning queries: half of the others stand in
-            predicted, utility = predicted[:, ::2], utility[:, ::2]
-        out["reference"] = judge(fitted(predicted, utility)) | {
-            "groups": evaluate.groups,
-            "note": None,
-        }
-    return {"method": str(method), "unweighted": judge.unweighted.as_dict(), "rules": out}
 
 
-class _Judge:
-    """LDS of weights: on all, and on the half that the reference was not fitted to."""
+def _means(candidates: np.ndarray, utility: np.ndarray) -> list[float]:
+    return [float(np.nanmean(spearman(p, utility))) for p in candidates]
 
-    def __init__(self, scores: GroupScores, bank: Bank, split_queries: bool) -> None:
-        self.scores, self.masks, self.utility = scores, bank.masks, bank.utility["eval"]
-        self.judging = halves(len(bank.masks))[1]
-        self.rows = slice(1, None, 2) if split_queries else slice(None)
-        self.unweighted, self.half = self._estimates(torch.ones(len(scores.groups)))
 
-    def __call__(self, weights: torch.Tensor) -> dict[str, Any]:
-        all_, half = self._estimates(weights)
-        return {
-            "weights": weights.tolist(),
-            "estimate": all_.as_dict(),
-            "difference": paired(self.unweighted, all_).as_dict(),
-            "half": paired(self.half, half).as_dict(),
-        }
+def _compared(plain: Estimate, weighted: Estimate, **more: Any) -> dict[str, Any]:
+    return {"estimate": weighted.as_dict(), "difference": paired(plain, weighted).as_dict(), **more}
 
-    def _estimates(self, weights: torch.Tensor) -> tuple[Estimate, Estimate]:
-        total = self.scores.total(weights)
-        half_masks, half_utility = self.masks[self.judging], self.utility[self.judging][:, self.rows]
-        return (
-            lds(total, self.masks, self.utility, bootstrap=BOOTSTRAP),
-            lds(total[self.rows], half_masks, half_utility, bootstrap=BOOTSTRAP),
-        )
+
+def _calibrated(scored: list[Scored], utility: Any, over: list[Fold]) -> dict[str, Any]:
+    """Damping and weights as a calibration takes them from the models and queries that choose in each fold."""
+    plain, weighted, used = [], [], 0
+    for fold in over:
+        some = np.ix_(fold.models, fold.queries)
+        known = {str(at): s.groups[fold.role][some] for at, s in enumerate(scored)}
+        found = calibration.select(known, utility[fold.role][some], [list(known)])
+        everything = {str(at): s.groups["eval"] for at, s in enumerate(scored)}
+        plain.append(replace(found, weights=None).predict(everything))
+        weighted.append(found.predict(everything))
+        used += found.weights is not None
+    one, other = (estimate(p, utility["eval"], over) for p in (plain, weighted))
+    return _compared(one, other, unweighted=one.as_dict(), used=used, of=len(over))
 
 
 def _baselines(cell: Cell) -> dict[str, Any]:
@@ -107,66 +159,6 @@ def _baselines(cell: Cell) -> dict[str, Any]:
     from experiments.shared.language import baselines
 
     return {
-        name: cell.lds(scores, BOOTSTRAP).as_dict()
+        name: cell.lds(scores, 500).as_dict()
         for name, scores in baselines(cell.corpus(), cell.model, cell.corpus().evaluate).items()
     }
-
-
-# --- the reference -----------------------------------------------------------------------------------------
-#
-# For each query the correlation, over subsets, of its retrained utility (as ranks) with the weighted sum of what groups
-# predict is differentiable in w; its mean over the learning queries is maximised, less a cost of uneven weights that
-# two-fold cross-validation over these queries chooses. It is no bound: what is learned from 32 subsets is noisy too.
-
-
-def halves(subsets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which subsets fit, and which judge."""
-    fitting = np.arange(subsets) % 2 == 0
-    return fitting, ~fitting
-
-
-def predictions(scores: GroupScores, masks: np.ndarray) -> Tensor:
-    """(S, Q, M): what each group foretells for each subset."""
-    members = torch.from_numpy(masks).float()
-    out = torch.zeros(len(masks), len(scores), len(scores.groups))
-    for start in range(0, len(scores), 32):
-        rows = slice(start, min(start + 32, len(scores)))
-        for train, part in scores.stream(rows):  # (q, n, M)
-            out[:, rows] += torch.einsum("sn,qnj->sqj", members[:, train], part)
-    return out
-
-
-def fitted(predicted: Tensor, utility: np.ndarray, seed: int = 0) -> Tensor:
-    """(M,) weights from predictions (S, Q, M) and utilities (S, Q)."""
-    ranks = torch.from_numpy(rankdata(utility, axis=0)).double()
-    ranks = ranks - ranks.mean(0)
-    ranks = ranks / ranks.norm(dim=0).clamp(min=1e-12)
-    x = predicted.double() - predicted.double().mean(0)
-    x = x / x.norm(dim=0).mean()
-    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))
-    folds = order.chunk(2)
-    held_out = [
-        sum(
-            _correlation(x[:, b] @ _fit(x[:, a], ranks[:, a], cost), ranks[:, b]).item()
-            for a, b in (folds, folds[::-1])
-        )
-        for cost in COSTS
-    ]
-    return _fit(x, ranks, COSTS[int(np.argmax(held_out))]).float()
-
-
-def _correlation(predicted: Tensor, ranks: Tensor) -> Tensor:
-    return (predicted / predicted.norm(dim=0).clamp(min=1e-12) * ranks).sum(0).mean()
-
-
-def _fit(x: Tensor, ranks: Tensor, cost: float) -> Tensor:
-    groups = x.shape[2]
-    raw = torch.zeros(groups, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.Adam([raw], lr=RATE)
-    for _ in range(STEPS):
-        w = groups * raw.softmax(0)
-        loss = cost * (w - 1).square().mean() - _correlation(x @ w, ranks)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return (groups * raw.softmax(0)).detach()

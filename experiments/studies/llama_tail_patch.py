@@ -3,10 +3,9 @@
 The model (RoPE, grouped queries, SwiGLU, RMSNorm, trained from scratch on 2,048 sequences of State of the Union
 addresses) continues snippets of its own training sequences: the first 16 tokens of each, 48 more sampled from its
 predictions. Only what it generated counts as the query; the snippet is masked (with it, the sequence that the
-snippet is from would be top-1 nearly always). 128 such texts learn the weights of the paper's objective, 128 from other
-snippets evaluate; weights of self-retrieval are learned from training sequences. For each query the model takes one
-AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the qualitative figure, the top-1
-passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
+snippet is from would be top-1 nearly always). 128 such texts learn weights by Algorithm 1, 128 from other snippets
+evaluate. For each query the model takes one AdamW step on its top-1 training sequence; printed is 100 × Δ log p a
+token. Also: the qualitative figure, the top-1 passage of LoGRA beside that of weighted LoGRA, where they differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Other losses to learn weights by: bottom-k, top-k minus bottom-k, no norm, supervised.
 
 "supervised", for diffusion models only, learns from augmented training images, each of which should find itself, as in
-the paper. What self-retrieval makes of that idea is in the study of LDS.
+the paper.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 
 from experiments.shared.denoising import scheduler, seeds
 from experiments.shared.diffusion_bank import STUDIES
-from experiments.shared.sweep import EVERY_BANK, Cell, Weights, objective
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights
+from unde import learn_weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
 from unde.tasks.timesteps import sampler_timesteps
@@ -25,8 +26,8 @@ COUNT = 200  # images
 
 def learn(cell: Cell, title: str) -> dict[str, Weights]:
     scores = cell.learn_scores(title)
-    weights = {loss: objective(scores, objective=loss) for loss in LOSSES}
-    if cell.domain == "diffusion":
+    weights = {loss: learn_weights(scores, objective=loss) for loss in LOSSES}
+    if cell.name in STUDIES:
         weights["supervised"] = supervised(cell, cell.methods[title])
     return weights
 
@@ -56,4 +57,4 @@ def supervised(cell: Cell, method: Method) -> Weights:
         columns = straight_journeys(columns)
     index = cell.index_for(method)
     scores = index.score(index.features(columns), method)
-    return objective(scores, objective="supervised", positives=rows.tolist())
+    return learn_weights(scores, objective="supervised", positives=rows.tolist())

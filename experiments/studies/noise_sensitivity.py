@@ -6,7 +6,8 @@ group's scores. LDS is then measured on clean scores.
 
 from __future__ import annotations
 
-from experiments.shared.sweep import EVERY_BANK, Cell, Weights, objective
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights
+from unde import learn_weights
 
 PAPER = "Figure 7"
 VARIANTS = EVERY_BANK
@@ -15,4 +16,4 @@ NOISE = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 def learn(cell: Cell, title: str) -> dict[str, Weights]:
     scores = cell.learn_scores(title)
-    return {f"{s:g}": objective(scores, noise=s) for s in NOISE}
+    return {f"{s:g}": learn_weights(scores, noise=s) for s in NOISE}

@@ -1,16 +1,13 @@
-"""Stand-ins for the paper's data, a few pixels and words large, and a stand-in for self-retrieval."""
+"""Stand-ins for the paper's data, a few pixels and words large."""
 
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from experiments.scale.sources import Source
 from experiments.scale.study import Place
 from PIL import Image
-
-import unde
 
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))  # hf_toy and sd_toy
 
@@ -58,26 +55,15 @@ def tables(folder, rows, suffix="jsonl"):
     return folder
 
 
-def self_retrieval(monkeypatch):
-    """Weights that are no all ones, and that remember which examples they asked."""
-
-    def learn(index, method=None, perturb=None, examples=200, seed=0):
-        groups = list(index.groups.names)
-        values = torch.linspace(0.5, 1.5, len(groups))
-        return unde.Weights(values, groups, provenance={"examples": {"learn": [0], "report": [1]}})
-
-    monkeypatch.setattr(unde.Index, "learn_weights", learn)
-
-
 def results(path):
     found = json.loads(Path(path).read_text())
     assert set(found) == {"results", "provenance"}
     return found["results"]
 
 
-def check_entry(entry, rules=("top-k", "self-retrieval")):
+def check_entry(entry):
     """One method, in the format of all studies."""
-    assert set(entry["rules"]) == set(rules)
+    assert set(entry["rules"]) == {"fixed"}
     assert set(entry["unweighted"]) == ESTIMATE
     for rule in entry["rules"].values():
         assert set(rule) == {"weights", "groups", "estimate", "difference"}
@@ -85,3 +71,12 @@ def check_entry(entry, rules=("top-k", "self-retrieval")):
         assert set(rule["estimate"]) == set(rule["difference"]) == ESTIMATE
         gain = rule["estimate"]["mean"] - entry["unweighted"]["mean"]
         np.testing.assert_allclose(rule["difference"]["mean"], gain, atol=1e-9)
+
+
+def check_lds(entry):
+    """One method of an LDS table, with every column of the study."""
+    assert {"search", "fixed", "best"} <= set(entry["rules"])
+    assert set(entry["unweighted"]) == ESTIMATE and len(entry["grid"]) >= 3
+    for rule in entry["rules"].values():
+        assert set(rule["estimate"]) == set(rule["difference"]) == ESTIMATE
+    assert len(entry["rules"]["fixed"]["weights"]) == len(entry["groups"]) > 1

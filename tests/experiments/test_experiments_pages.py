@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from experiments.pages import ablations, lds
+from experiments.pages import book as book_module
 from experiments.pages.bank_results import BANKS
 from experiments.pages.book import Book, shown
 
@@ -17,29 +18,34 @@ def estimate(mean, ci95=0.01, total=0.02):
     return {"mean": mean, "ci95": ci95, "ci95_total": total, "queries": 9, "undefined": 0}
 
 
-def rule(gain, note=None):
+def rule(gain, **more):
+    return {"estimate": estimate(0.1 + gain), "difference": estimate(gain), **more}
+
+
+def cell(mean, gains):
+    """One method in the format of the study of LDS; `gains` by rule."""
+    rules = {
+        "search": rule(gains["search"], chosen=[[5, 0.5], [10, 0.5]]),
+        "fixed": rule(gains["fixed"], weights=[0.5, 1.5]),
+        "best": rule(0.06, chosen=[20, 0.1], unweighted=estimate(mean)),
+        "calibrated": rule(0.02, used=3, of=4),
+    }
+    by_k = {"unweighted": estimate(mean)} | {
+        k: rule(g) for k, g in (("1", -0.05), ("5", -0.005), ("10", 0.05))
+    }
     return {
-        "weights": [0.5, 1.5],
         "groups": ["body", "head"],
-        "estimate": estimate(0.1 + gain),
-        "difference": estimate(gain),
-        "note": note,
+        "dampings": [0.1, 1.0],
+        "unweighted": estimate(mean),
+        "rules": rules,
+        "by k": by_k,
     }
 
 
 LDS = {
     "methods": {
-        "TracIn": {
-            "method": "TracIn()",
-            "unweighted": estimate(0.1),
-            "rules": {
-                "top-k 0.1": rule(-0.0421),
-                "self-retrieval": rule(0.0567, "strength 0.3"),
-                "both": rule(0.01),
-                "reference": rule(0.08),
-            },
-        },
-        "TRAK": {"method": "TRAK()", "unweighted": estimate(0.2), "rules": {"top-k 0.1": rule(0.001)}},
+        "TracIn": cell(0.1, {"search": 0.0567, "fixed": -0.0421}),
+        "TRAK": cell(0.2, {"search": 0.001, "fixed": 0.001}),
     },
     "baselines": {"BM25": estimate(0.1234, total=None)},
 }
@@ -54,17 +60,17 @@ SWEEP = {
 STRENGTH = {
     "TracIn": {
         "all": estimate(0.1),
-        "groups": {"h.0.a": 0.02, "h.0.b": -0.01, "h.1.a": 0.03},
+        "groups": {"h.0.a": [0.02, 0.01], "h.0.b": [-0.01, 0.01], "h.1.a": [0.03, 0.01]},
         "block of": {"h.0.a": "h.0", "h.0.b": "h.0", "h.1.a": "h.1"},
-        "blocks": {"h.0": 0.02, "h.1": 0.03},
-        "components": {"a": 0.04, "b": -0.01},
+        "blocks": {"h.0": [0.02, 0.01], "h.1": [0.03, 0.01]},
+        "components": {"a": [0.04, 0.01], "b": [-0.01, 0.01]},
     },
-    "TRAK": {"groups": {"h.0.a": 0.02, "h.0.b": 0.01, "h.1.a": 0.01}, "block of": {}, "blocks": {}},
+    "TRAK": {"groups": {"h.0.a": [0.02, 0.01], "h.0.b": [0.01, 0.01], "h.1.a": [0.01, 0.01]}},
 }
 STRENGTH["TRAK"] |= {
     "block of": STRENGTH["TracIn"]["block of"],
-    "blocks": {"h.0": 0.1},
-    "components": {"a": 0.1},
+    "blocks": {"h.0": [0.1, 0.01]},
+    "components": {"a": [0.1, 0.01]},
 }
 
 
@@ -73,7 +79,6 @@ def book(tmp_path):
     files = {
         "lds_sotu-gpt2": LDS,
         "reliability_sotu-gpt2": RELIABILITY,
-        "sensitivity_k_sotu-gpt2": SWEEP,
         "noise_sensitivity_sotu-gpt2": SWEEP,
         "group_strength_sotu-gpt2": STRENGTH,
     }
@@ -130,26 +135,25 @@ def test_tables_of_the_paper_agree_with_each_other():
 
 
 def test_summary_counts_cells_by_rule(book):
-    text = lds.summary_table(book)
-    assert row(text, "the paper's objective")[1:6] == ["2", "0", "1", "1", "1"]
-    assert row(text, "| self-retrieval")[1:] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]
+    text = lds.rules_summary(book)
+    assert row(text, "searched on learning")[1:] == ["–", "–", "1 / 0, of 2", "+2.89 ± 2.00"]
+    assert row(text, "k = 5, λ′ = 0.5")[3] == "0 / 1, of 2"
+    sure = {**RELIABILITY, "r": 0.6}
+    (book.folder / "reliability_sotu-gpt2.json").write_text(json.dumps({"results": sure}))
+    book_module._read.cache_clear()
+    assert row(lds.summary_table(book), "searched on learning")[1] == "1 / 0, of 2"
     empty = lds.summary_table(Book(book.folder / "none"))
-    assert row(empty, "| self-retrieval")[1:] == ["0", "–", "–", "–", "–", "–"]
+    assert row(empty, "calibrated")[1:] == ["–", "–", "–", "–"]
 
 
 def test_a_cell_stands_below_the_papers_with_its_verdict(book):
     text = section(book, "LDS, language models (Table 2)")
-    assert row(text, "paper: WikiText-103", "**TracIn**")[2:5] == ["6.31 ± 0.88", "9.23 ± 0.96", "+2.92"]
-    ours = [
-        line for line in text.splitlines() if "State of the Union" in line and "10.00 ± 1.00 (2.00)" in line
-    ]
-    assert "−4.21 ± 1.00 (2.00) ▼" in ours[0] and "+5.67 ± 1.00 (2.00) ▲" in ours[0]
+    assert row(text, "paper: WikiText-103", "**TracIn**")[2:4] == ["6.31 ± 0.88", "+2.92 (to 9.23 ± 0.96)"]
+    [ours] = [x for x in text.splitlines() if "State of the Union" in x and "10.00 ± 1.00 (2.00)" in x]
+    assert "−4.21 ± 1.00 (2.00) ▼" in ours and "+5.67 ± 1.00 (2.00) ▲" in ours
     assert row(text, "**BM25**")[2] == "12.34 ± 1.00"
     assert "`python -m experiments run lds_wikitext-gpt2`" in text
-    assert row(text, "GPT-2-like, TracIn")[1:] == [
-        "−4.21 ± 1.00 (2.00)", "+5.67 ± 1.00 (2.00)", "+1.00 ± 1.00 (2.00)", "+8.00 ± 1.00 (2.00)"
-    ]  # fmt: skip
-    assert "strength 0.3" in text
+    assert row(text, "GPT-2-like, TracIn")[1:] == ["0.1, 1.0", "5, 0.5; 10, 0.5", "20, 0.1", "3 of 4"]
 
 
 def test_reliability_shows_what_is_known(book):
@@ -165,10 +169,10 @@ def test_every_section_says_what_is_not_measured(tmp_path):
     for heading in tables.sections():
         text = section(empty, heading)
         named = re.findall(r"python -m experiments run ([^`]+)`", text)
-        assert named, heading
+        assert named or heading == "Roles of data (Table 7)", heading
         for name in " ".join(named).split():
             assert name in known, name
-        if heading != "Gallery (Figure 4)":
+        if heading not in ("Gallery (Figure 4)", "Roles of data (Table 7)"):
             assert "ot measured" in text, heading
 
 
@@ -187,13 +191,13 @@ def test_figures_are_sound_and_shown_once(book):
         root = ET.fromstring(svg)
         assert root.tag.endswith("svg") and "nan" not in svg
     strength = book.figures["strength-sotu-gpt2-groups.svg"]
-    assert strength.count("<rect") >= 3 and "h.0.b: 1.00 %" in strength
+    assert strength.count("<rect") >= 3 and "h.0.b: 1.00 ± 1.00 %" in strength
 
 
 def test_only_marked_places_are_filled(book):
     text = "a\n<!-- table: summary -->\nold 1.23\n<!-- end -->\nb\n\n    <!-- table: summary -->\n    <!-- end -->\n"
     made = tables.filled(text, book)
-    assert "old" not in made and made.startswith("a\n<!-- table: summary -->\n| weights learned by")
+    assert "old" not in made and made.startswith("a\n<!-- table: summary -->\n| weights |")
     assert made.endswith("<!-- end -->\nb\n\n    <!-- table: summary -->\n    <!-- end -->\n")
     assert tables.filled(made, book) == made
     with pytest.raises(runner.Refused, match="no table is called 'nothing'"):

@@ -19,7 +19,7 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = {
     "recipe": Recipe(epochs=1, batch_size=4, lr=1e-3, weight_decay=1e-6, warm_up=0.1),
-    "side": 8, "learn": 4, "evaluate": 5, "subsets": 8, "timesteps": 2, "steps": 2, "features": 200,
+    "side": 8, "learn": 4, "evaluate": 5, "subsets": 16, "timesteps": 2, "steps": 2, "features": 200,
 }  # fmt: skip
 UNET = {
     "sample_size": 8, "layers_per_block": 1, "block_out_channels": (4, 8), "norm_num_groups": 2,
@@ -33,21 +33,19 @@ def pipeline(tmp_path_factory):
 
 
 def test_a_ddpm_end_to_end(tmp_path, monkeypatch):
-    scale_toy.self_retrieval(monkeypatch)
     folder = scale_toy.images(tmp_path / "cifar", ["automobile", "horse", "ship"], 6, side=8)
     study = Generation(replace(CIFAR2, unet=UNET, train=10, **SMALL), scale_toy.place(tmp_path, folder))
     found = scale_toy.results(study.lds())
     assert set(found["methods"]) == {"TracIn", "TRAK", "Journey-TRAK", "D-TRAK", "DAS"}
-    assert [found["bank"][what] for what in ("subsets", "examples", "in each")] == [8, 10, 5]
+    assert [found["bank"][what] for what in ("subsets", "examples", "in each")] == [16, 10, 5]
     for entry in found["methods"].values():
-        scale_toy.check_entry(entry)
+        scale_toy.check_lds(entry)
     assert {name.split("/")[0] for name in study.pictures.names} == {"automobile", "horse"}
     learn, evaluate = study.samples("learn"), study.samples("eval")
     assert not set(learn.seeds) & set(evaluate.seeds) and evaluate.trajectory.shape[1] == 2
 
 
 def test_lora_and_recall_end_to_end(tmp_path, pipeline, monkeypatch):
-    scale_toy.self_retrieval(monkeypatch)
     names = [name for those in CATEGORIES.values() for name in those]
     folder = scale_toy.images(tmp_path / "pokemon", [n.replace(" ", "_") for n in names], 1, side=8)
     setting = replace(SB_POKEMON, train=30, rank=2, **SMALL)
@@ -57,7 +55,7 @@ def test_lora_and_recall_end_to_end(tmp_path, pipeline, monkeypatch):
     setting = replace(setting, classes=tuple(n for those in CATEGORIES.values() for n in those), train=16)
     study = Pokemon(setting, scale_toy.place(tmp_path, folder, model=pipeline), fine)
     found = scale_toy.results(study.recall())["methods"]["D-TRAK"]
-    assert set(found["rules"]) == {"subject", "style", "background", "self-retrieval"}
+    assert set(found["rules"]) == {"subject", "style", "background"}
     for split in ("train", "validation"):
         assert set(found[split]["recall"]) == {"none", *found["rules"]}
         assert found[split]["recall"]["none"]["all"]["queries"] == 5 * 2 * 1

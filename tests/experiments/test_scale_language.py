@@ -23,7 +23,7 @@ CONFIG = {
     "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 TINY = replace(
-    WIKITEXT103, config=CONFIG, length=8, train=20, learn=4, evaluate=5, subsets=8, patch=3, projection="kron(4)",
+    WIKITEXT103, config=CONFIG, length=8, train=20, learn=4, evaluate=5, subsets=16, patch=3, projection="kron(4)",
     logra="kron(6)", recipe=replace(WIKITEXT103.recipe, epochs=1, batch_size=8),
 )  # fmt: skip
 
@@ -43,22 +43,20 @@ def folder(tmp_path):
 
 
 def test_lds_and_tail_patch_end_to_end(tmp_path, folder, tokenizer, monkeypatch):
-    scale_toy.self_retrieval(monkeypatch)
     study = WikiText(TINY, scale_toy.place(tmp_path, folder, model=tokenizer))
     found = scale_toy.results(study.lds())
     assert set(found["methods"]) == {"TracIn", "TRAK", "LoGRA", "EKFAC"}
     for entry in found["methods"].values():
-        scale_toy.check_entry(entry)
-        assert len(entry["rules"]["top-k"]["groups"]) == 4  # the four matrices of the block, nothing else
-    assert (
-        "kron(4)" in found["methods"]["TRAK"]["method"] and "kron(6)" in found["methods"]["EKFAC"]["method"]
-    )
+        scale_toy.check_lds(entry)
+        assert len(entry["groups"]) == 4  # the four matrices of the block, nothing else
+    used = {title: entry["methods"][0] for title, entry in found["methods"].items()}
+    assert "kron(4)" in used["TRAK"] and "kron(6)" in used["EKFAC"]
 
     found = scale_toy.results(study.patches())
     assert found["k"] == 3 and set(found["random"]) == scale_toy.ESTIMATE
     for entry in found["methods"].values():
         scale_toy.check_entry(entry)
-    assert len(list((study.folder / "tail-patch").glob("*.npz"))) == 1 + 3 * 4
+    assert len(list((study.folder / "tail-patch").glob("*.npz"))) == 1 + 2 * 4
 
     def refuse(*_, **__):
         raise AssertionError("patched again")
@@ -106,16 +104,15 @@ def llama(tmp_path_factory):
 
 
 def test_llama_tail_patch_end_to_end(tmp_path, llama, monkeypatch):
-    scale_toy.self_retrieval(monkeypatch)
     folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
     study = OpenWebText(LLAMA, scale_toy.place(tmp_path, folder, model=llama))
     found = scale_toy.results(study.patches())
     assert set(found["methods"]) == {"TracIn", "LoGRA"} and found["bank"] is None
     for entry in found["methods"].values():
         own = entry.pop("own snippet is top-1")
-        assert set(own) == {"unweighted", "top-k", "self-retrieval"}
+        assert set(own) == {"unweighted", "fixed"}
         scale_toy.check_entry(entry)
-        assert len(entry["rules"]["top-k"]["groups"]) == 7  # matrices of one block
+        assert len(entry["rules"]["fixed"]["groups"]) == 7  # matrices of one block
     queries = study.queries("eval")
     assert queries["input_ids"].shape == (5, 12)
     assert (queries["labels"][:, :4] == -100).all() and (queries["labels"][:, 4:] >= 0).all()

@@ -16,7 +16,7 @@ TINY = replace(
     RESNET18,
     config={"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic", "num_labels": 3},
     recipe=replace(RESNET18.recipe, epochs=1, batch_size=8, lr=0.02),
-    train=18, learn=4, evaluate=5, subsets=8, judged=12, corrupted=0.3, top=3, side=8, stored=10, features=200,
+    train=18, learn=4, evaluate=5, subsets=16, judged=12, corrupted=0.3, top=3, side=8, stored=10, features=200,
 )  # fmt: skip
 
 
@@ -28,21 +28,23 @@ def folder(tmp_path):
 
 
 def test_lds_and_wrong_labels_end_to_end(tmp_path, folder, monkeypatch):
-    scale_toy.self_retrieval(monkeypatch)
     study = ImageNet(TINY, scale_toy.place(tmp_path, folder), "resnet18")
     found = scale_toy.results(study.lds())
     assert set(found["methods"]) == {"TracIn", "TRAK"}
-    assert found["bank"]["subsets"] == 8 and found["bank"]["in each"] == 9
+    assert found["bank"]["subsets"] == 16 and found["bank"]["in each"] == 9
     for entry in found["methods"].values():
-        scale_toy.check_entry(entry)
+        scale_toy.check_lds(entry)
         assert entry["unweighted"]["queries"] == 5
+    assert len(found["methods"]["TRAK"]["methods"]) == 5  # the paper's λ
+
+    found = scale_toy.results(study.ablations())["methods"]
+    assert set(found) == {"loss_ablation", "transfer_methods", "noise_sensitivity", "group_strength"}
+    assert set(found["transfer_methods"]["TRAK"]["columns"]) == {"TracIn", "TRAK"}
 
     found = scale_toy.results(study.mislabel())
     for entry in found["methods"].values():
         assert 0 <= entry["unweighted"]["auc"] <= 1 and entry["unweighted"]["examples"] == 12
-        assert set(entry["rules"]) == {"top-k", "self-retrieval"}
-    sought = found["methods"]["TRAK"]["rules"]["self-retrieval"]["unseen examples"]
-    assert sought["estimate"]["examples"] == sought["unweighted"]["examples"] < 12
+        assert set(entry["rules"]) == {"fixed"}
 
     def refuse(*_, **__):
         raise AssertionError("trained again")
@@ -52,7 +54,7 @@ def test_lds_and_wrong_labels_end_to_end(tmp_path, folder, monkeypatch):
         scale_toy.results(ImageNet(TINY, study.place, "resnet18").lds())["bank"]
         == scale_toy.results(study.lds())["bank"]
     )
-    refused("begun with setting", ImageNet(replace(TINY, subsets=9), study.place, "resnet18").lds)
+    refused("begun with setting", ImageNet(replace(TINY, subsets=17), study.place, "resnet18").lds)
 
 
 def test_roles_are_disjoint_and_labels_are_corrupted_as_often_as_asked(tmp_path, folder):

@@ -1,41 +1,59 @@
-"""The small mathematics of the weight studies: the reference, reliability, and rules left out."""
+"""The small mathematics of the weight studies: folds, predictions, reliability."""
 
 import sys
 import types
 
 import numpy as np
 import torch
-from experiments.shared import banks
+from experiments.shared import banks, crossfit
 from experiments.shared.banks import Recipe
 from experiments.studies import calibration, reliability
-from experiments.studies import lds as lds_study
 from torch import nn
 
 from refusals import refused
 from unde import Index
-from unde.evaluate import Bank
+from unde.evaluate import Bank, lds
 from unde.index.settings import list_settings
 from unde.methods import TRAK
+from unde.scoring import from_arrays
 from unde.tasks import Classification
 
 
-def planted(queries: int = 12, subsets: int = 40, groups: int = 4) -> tuple[torch.Tensor, np.ndarray]:
+def planted(queries: int = 12, models: int = 40, groups: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Predictions of groups, of which the first is what retraining did and the others are noise."""
-    generator = torch.Generator().manual_seed(0)
-    predicted = torch.randn(subsets, queries, groups, generator=generator)
-    return predicted, predicted[:, :, 0].numpy() ** 3  # ranks are kept
+    predicted = np.random.default_rng(0).normal(size=(models, queries, groups))
+    return predicted, predicted[:, :, 0] ** 3  # ranks are kept
 
 
-def test_reference_finds_the_group_that_foretells():
-    w = lds_study.fitted(*planted())
-    assert torch.isclose(w.mean(), torch.tensor(1.0), atol=1e-5)
-    assert w[0] > 3 * w[1:].max()
+def test_folds_judge_what_they_did_not_choose_on():
+    predicted, utility = planted()
+    for known in ({"eval": utility}, {"eval": utility, "learn": utility}):
+        found = crossfit.folds(types.SimpleNamespace(utility=known))
+        assert len(found) == (2 if "learn" in known else 4)
+        judged = np.zeros(utility.shape, dtype=int)
+        for fold in found:
+            assert not (fold.models & fold.judging_models).any()
+            assert fold.role == "learn" or not (fold.queries & fold.judging_queries).any()
+            judged[np.ix_(fold.judging_models, fold.judging_queries)] += 1
+        assert (judged == 1).all()
+        single = predicted.transpose(2, 0, 1)  # each group alone is a candidate
+        assert [fold.choose(single, known[fold.role]) for fold in found] == [0] * len(found)
+        e = crossfit.estimate([single[0]] * len(found), utility, found)
+        assert e.mean == 1.0 and e.ci95_total is not None
+        assert crossfit.estimate([single[1]] * len(found), utility, found).mean < 0.5
 
 
-def test_halves_are_disjoint_and_all():
-    fitting, judging = lds_study.halves(7)
-    assert not (fitting & judging).any()
-    assert (fitting | judging).all()
+def test_predictions_of_groups_sum_to_those_of_scores():
+    scores = from_arrays(
+        torch.randn(5, 30, 3, generator=torch.Generator().manual_seed(0)), groups=["a", "b", "c"]
+    )
+    masks, w = np.random.default_rng(0).random((8, 30)) < 0.5, torch.tensor([[1.0, 1, 1], [0.5, 2, 0]])
+    parts, whole = crossfit.resolved(scores, masks), crossfit.predicted(scores, masks, w)
+    np.testing.assert_allclose(parts @ w.double().numpy().T, whole.transpose(1, 2, 0), atol=1e-4)
+    np.testing.assert_allclose(whole[0].T, (scores.total() @ masks.T.astype(np.float32)).numpy(), atol=1e-4)
+    truth = scores.total().double().numpy() @ masks.T
+    expected = lds(scores.total(), masks, truth.T)
+    np.testing.assert_allclose(crossfit.of_predictions(whole[0], truth.T).per_query, expected.per_query)
 
 
 def bank(path, seed: int, subsets: int, noise: float, n_train: int = 30) -> Bank:
