@@ -16,7 +16,7 @@ RULES = {
     "best": "Algorithm 1, best on the evaluation",
     "fitted": "fitted to half of the models",
 }
-CHIEF = ("search", "fixed", "calibrated")  # that the page begins with
+CHIEF = ("search", "fixed", "calibrated")  # that the first sentence is about
 RELIABLE = 0.6  # r of banks that can tell
 
 

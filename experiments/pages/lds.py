@@ -31,9 +31,11 @@ PRINTED = {  # beside the table that begins with a bank
 
 
 def summary_table(book: Book) -> str:
-    """The chief rules on banks that can tell, and on all."""
-    sure = reliable(book)
-    return table(["weights", *_two("banks that can tell"), *_two("all banks")], _counts(book, CHIEF, sure))
+    """Four lines: the chief rules, and what the paper seems to report; on banks that can tell, and on all."""
+    rules = ("best", *CHIEF)
+    return table(
+        ["weights", *_two("banks that can tell"), *_two("all banks")], _counts(book, rules, reliable(book))
+    )
 
 
 def lead(book: Book) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unde.evaluate.search import DECAYS, KS
 
 from experiments.shared.cells import Cell
 from unde import Weights, learn_weights
 from unde.evaluate import paired
+from unde.evaluate.search import DECAYS, KS
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_seen
 from unde.weights.adamw import adamw

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from unde.evaluate.search import DAMPINGS
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
@@ -28,6 +27,7 @@ from experiments.shared.paths import RUNS, write_json
 from experiments.shared.sweep import DECAY, EVERY_BANK, K, candidates, grid
 from unde.evaluate import Estimate, calibration, paired
 from unde.evaluate.calibration import spearman
+from unde.evaluate.search import DAMPINGS
 from unde.methods import Damped, Method
 from unde.scoring import GroupScores
 

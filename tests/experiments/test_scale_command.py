@@ -52,19 +52,19 @@ def test_a_study_of_several_settings_asks_which(capsys):
     [
         ("lds_classification", [], ["lds"]),
         ("mislabel_auc", ["--architecture", "vit-b16"], ["mislabel"]),
-        ("imagenet", [], ["lds", "mislabel"]),
+        ("imagenet", [], ["lds", "mislabel", "ablations"]),
         ("language_tail_patch", [], ["patches"]),
-        ("wikitext103", [], ["lds", "patches"]),
+        ("wikitext103", [], ["lds", "patches", "ablations"]),
         ("lds_diffusion", ["--setting", "naruto"], ["lds"]),
         ("fine_grained_recall", [], ["recall"]),
-        ("sb-pokemon", [], ["lds", "recall"]),
+        ("sb-pokemon", [], ["lds", "recall", "ablations"]),
         ("llama_tail_patch", [], ["patches"]),
     ],
 )
 def test_names_lead_to_studies(monkeypatch, tmp_path, name, arguments, called):
     seen = []
     for kind in (ImageNet, WikiText, Generation, command.Pokemon, OpenWebText):
-        for what in ("lds", "mislabel", "patches", "recall"):
+        for what in ("lds", "mislabel", "patches", "recall", "ablations"):
             if hasattr(kind, what):
                 monkeypatch.setattr(kind, what, lambda self, what=what: seen.append(what))
     run(name, [*arguments, "--out", str(tmp_path)])
