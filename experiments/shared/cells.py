@@ -164,7 +164,7 @@ def _images_finetuned(architecture: str) -> Cell:
         task=Classification,
         train=study.train_images,
         queries=lambda role: study.images().learn if role == "learn" else study.images().evaluate,
-        built_for={"loss": EKFAC(projection="kron(32)", damping=DAMPING)},
+        built_for={"loss": EKFAC("kron(32)")},
     )
 
 
