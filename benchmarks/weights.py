@@ -138,12 +138,12 @@ def streamed(values: Tensor, memory: int) -> dict[str, Any]:
 
 
 def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> dict[str, Any]:
-    """What `index.learn_weights()` does once copies have features: search, learning, judging, reporting."""
+    """What `index.learn_weights()` does once copies have features: search, learning, reporting."""
     generator = torch.Generator().manual_seed(0)
     spread = (4 * torch.rand(groups, generator=generator) ** 3).repeat_interleave(width)
     features = torch.randn(examples, groups * width, generator=generator)
     content, drawn = torch.arange(examples), torch.randperm(examples, generator=generator)
-    parts = drawn[:608].split([48, 200, 260, 100])
+    parts = drawn[:348].split([48, 200, 100])
 
     def copies(which: Tensor, noise: float) -> retrieval.Copies:
         random = torch.randn(len(which), groups * width, generator=generator)
@@ -151,22 +151,14 @@ def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> d
         return retrieval.Copies(_scores(features, asked, groups, width, memory // 2), which, content)
 
     def run() -> dict[str, Any]:
-        search, learn, judging, report = parts
+        search, learn, report = parts
         found = retrieval.search_strength(
             lambda s: float(copies(search, s).retrieved().float().mean()), 0.05, 1.0
         )
-        half = len(judging) // 2
-        trial = retrieval.Trial(
-            "noise", found, copies(judging[:half], found.strength), copies(judging[half:], 0.05)
-        )
-        judged = retrieval.judge_weights(
-            retrieval.learn_candidates({"noise": copies(learn, found.strength)}), [trial]
-        )
-        best = retrieval.best_accepted(judged)
+        after = copies(learn, found.strength).learn()
         told = copies(report, found.strength)
-        after = None if best is None else best.weights
         shares = [float(told.retrieved(w).float().mean()) for w in (None, after)]
-        return {"strength": found.strength, "found": shares, "refused": best is None}
+        return {"strength": found.strength, "found": shares}
 
     seconds, told, beside = measured(run)
     return {

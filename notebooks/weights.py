@@ -60,22 +60,13 @@ print("largest difference:", float((parts.sum(2) - scores.total()).abs().max()))
 # %% [markdown]
 # ## Learned weights
 #
-# Training examples are perturbed, and weights are sought with which they find themselves. A guard refuses those
-# that would not surely help; then all are one.
+# Training examples are perturbed, and weights are sought with which they find themselves. One index serves both
+# methods. A line says what the weights do; only retrained models tell whether they help.
 
 # %%
 weights = {method: index.learn_weights(method=method) for method in ("tracin", "trak")}
 for method, w in weights.items():
-    print(
-        method, dict(zip(w.groups, [round(v, 2) for v in w.values.tolist()])), w.provenance["refused"] or ""
-    )
-
-# %% [markdown]
-# How many training examples find themselves, the more they are perturbed? One index serves both methods.
-
-# %%
-print(index.trust(weights["trak"]))
-print(index.trust(weights["tracin"], method="tracin").in_words())
+    print(method, dict(zip(w.groups, [round(v, 2) for v in w.values.tolist()])))
 
 # %% [markdown]
 # ## Do scores predict retrained models?

@@ -12,7 +12,7 @@ OWNERS = {
     "unde.Index": (
         unde.Index,
         "build open finish merge plan verify append remove repack features score learn_weights calibrate "
-        "self_influence audit_labels trust diagnose add_fisher",
+        "self_influence audit_labels diagnose add_fisher",
     ),
     "unde.GroupScores": (unde.GroupScores, "total top regroup rescore"),
     "unde.Groups": (unde.Groups, "by_tensor by_layer consecutive by_pattern"),

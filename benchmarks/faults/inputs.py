@@ -234,7 +234,7 @@ evaluate {p}:make --index idx --bank bank.npz --utility queries --format x
 report | report {p}:make --index nope | report {p}:make --index idx --out taken
 report {p}:make --index idx --weights =
 report {p}:make --index idx --weights a=file --weights a=file | report {p}:make --index idx --weights nope.json
-report {p}:make --index idx --top 0 --no-trust | report {p}:make --index idx --first 0 --no-trust
+report {p}:make --index idx --top 0 | report {p}:make --index idx --first 0
 verify | verify nope | verify file | verify t.jsonl | bench | bench {p}:make --rank 0 --runs 1
 bench {p}:make --batch-size 0
 nope | --nope

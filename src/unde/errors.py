@@ -19,10 +19,6 @@ class OtherIndex(UndeError):
     """A folder holds an index of other inputs, other settings, or another release."""
 
 
-class NotRetrievable(UndeError):
-    """Self-retrieval cannot be run on such training data."""
-
-
 def unknown(kind: str, value: object, known: Iterable[str]) -> UndeError:
     """An error for a name that is not one of `known`, with the nearest one suggested.
 

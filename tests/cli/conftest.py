@@ -12,7 +12,7 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture
 def built(project):
     run("build", f"{project}:make", "--out", "idx", "--projection", "none", "--batch-size", 16)
-    run(f"learn {project}:make --index idx --out w.json --queries learn --no-trust --k 5 --weight-decay 0.1")
+    run(f"learn {project}:make --index idx --out w.json --queries learn --k 5 --weight-decay 0.1")
     return f"{project}:make"
 
 

@@ -32,7 +32,7 @@ def test_zero_gradients_on_the_line_and_on_the_page(hinge):
     said = " ".join(invoke("attribute", hinge, "--index", "idx").split())
     assert "26 of 40 training examples have a gradient of zero: their scores are 0 for all queries." in said
     assert "1 of 3 queries has a gradient of zero (query 0): all its scores are 0." in said
-    said = " ".join(invoke("report", hinge, "--index", "idx", "--no-trust", "--out", "p.html").split())
+    said = " ".join(invoke("report", hinge, "--index", "idx", "--out", "p.html").split())
     assert "1 of 3 queries has a gradient of zero (query 0)" in said
     root = parse(Path("p.html").read_text())
     [panel] = root.all("aside.warnings")

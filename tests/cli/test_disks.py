@@ -95,8 +95,8 @@ def test_an_index_that_cannot_be_written_is_asked(built, monkeypatch, number):
     refuse(monkeypatch, Path("idx"), number)
     assert json.loads(run(*ask)) == want
     assert "are not cached for the next command" in " ".join(invoke(*ask).split())
-    run("learn", built, "--index", "idx", "--out", "w2.json", "--queries", "learn", "--no-trust", "--k", 5)
-    run(f"report {built} --index idx --weights w2.json --out page.html --first 1 --no-trust")
+    run("learn", built, "--index", "idx", "--out", "w2.json", "--queries", "learn", "--k", 5)
+    run(f"report {built} --index idx --weights w2.json --out page.html --first 1")
     assert sorted(Path("idx").rglob("*")) == before
     index = Index.open("idx", model=None)
     assert len(index) == 60 and index.verify()
@@ -188,7 +188,7 @@ def limit(size: int):
 
 def test_weights_on_a_full_disk(built, tmp_path):
     old = Path("w.json").read_bytes()
-    line = ("learn", built, "--index", "idx", "--out", "w.json", "--queries", "learn", "--no-trust", "--k", 5)
+    line = ("learn", built, "--index", "idx", "--out", "w.json", "--queries", "learn", "--k", 5)
     result = Result(tmp_path, *line, before=limit(400))
     assert result.code == 2 and "cannot write weights to 'w.json' (File too large)" in result.said
     assert Path("w.json").read_bytes() == old and not list(tmp_path.glob("*.partial"))
@@ -207,7 +207,7 @@ def test_a_build_on_a_full_disk_goes_on(project, tmp_path):
 def test_places_where_weights_cannot_be(built, out):
     device = Path("/dev/full").stat().st_rdev
     with pytest.raises(UndeError, match=r"no folder missing|is a folder|\(it is a device\)"):
-        run("learn", built, "--index", "idx", "--out", out, "--queries", "learn", "--no-trust", "--k", 5)
+        run("learn", built, "--index", "idx", "--out", out, "--queries", "learn", "--k", 5)
     assert Path("/dev/full").stat().st_rdev == device
 
 
@@ -230,9 +230,9 @@ def test_a_home_folder_is_understood_by_every_command(project, tmp_path, monkeyp
     (tmp_path / "home").mkdir()
     target = f"{project}:make"
     run("build", target, "--out", place, "--projection", "none")
-    run(f"learn --index {place} --out ~/w.json --queries learn --no-trust --k 5")
+    run(f"learn --index {place} --out ~/w.json --queries learn --k 5")
     run(f"attribute --index {place} --weights ~/w.json")
-    run(f"report --index {place} --weights ~/w.json --out ~/page.html --first 1 --no-trust")
+    run(f"report --index {place} --weights ~/w.json --out ~/page.html --first 1")
     run("verify", place)
     run("verify", "~/w.json")
     assert not Path("~").exists() and (tmp_path / "home" / "page.html").exists()

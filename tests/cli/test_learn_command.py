@@ -15,34 +15,29 @@ def test_learn_with_nothing_but_an_index(large, monkeypatch):
     monkeypatch.setattr("unde.console.note", notes.append)
     text = run("learn", "--index", "idx")
     assert f"using {large}, as remembered by idx" in notes
-    assert any("find their original" in note or "stay uniform" in note for note in notes)
+    assert any("find their original. Only `unde calibrate` tells" in note for note in notes)
     setup = Recipe(large).make()
     index = Index.open("idx", model=setup.model, task=setup.task, train_data=setup.train_data)
     weights = Weights.load("weights.json")
     assert weights.values.tolist() == index.learn_weights().values.tolist()
     assert weights.provenance["how"] == "self-retrieval"
-    assert str(index.trust(weights)) in text and text.rstrip().endswith(f"weights.json: {weights}")
+    assert text.rstrip().endswith(f"weights.json: {weights}")
 
 
 def test_learn_passes_its_options_on(large):
     options = ("--index", "idx", "--examples", 100, "--seed", 3, "--perturb", "weights", "--out", "w.json")
-    text = run("learn", *options, "--no-trust")
+    text = run("learn", *options)
     assert "find their original" not in text and text.startswith("w.json: ")
     told = Weights.load("w.json").provenance
     assert told["seed"] == 3 and len(told["examples"]["learn"]) == 100
     assert list(told["strength"]) == ["noise on the model's weights"]
-    # A page shows the curve of the perturbation that weights were learned with.
-    run("report", "--index", "idx", "--weights", "w.json", "--out", "page.html", "--first", 1)
-    assert (
-        "Copies that find their original: noise on the model&#x27;s weights" in Path("page.html").read_text()
-    )
 
 
 def test_learn_from_the_queries_of_a_setup(large):
     options = (
         "--objective top-k-bottom-k --k 4 --weight-decay 0.25 --epochs 3 --lr 0.02 --penalty 0.5 --noise 0.1"
     )
-    run("learn", "--index", "idx", "--queries", "learn", *options.split(), "--no-trust")
+    run("learn", "--index", "idx", "--queries", "learn", *options.split())
     told = Weights.load("weights.json").provenance
     asked = {
         "k": 4,
@@ -54,7 +49,7 @@ def test_learn_from_the_queries_of_a_setup(large):
         "queries": 8,
     }
     assert {name: told[name] for name in asked} == asked and told["objective"]["name"] == "top-k-bottom-k"
-    run("learn", large, "--index", "idx", "--queries", "learn", "--solver", "fixed-point", "--no-trust")
+    run("learn", large, "--index", "idx", "--queries", "learn", "--solver", "fixed-point")
     told = Weights.load("weights.json").provenance
     assert (told["solver"], told["k"], told["weight_decay"]) == ("fixed-point", 5, 0.1)
 

@@ -19,7 +19,7 @@ def test_commands_remember_what_an_index_was_built_from(built):
     said = ("attribute", built, "--index", "idx", "--format", "json")
     unsaid = ("attribute", "--index", "idx", "--format", "json")
     assert json.loads(run(*unsaid)) == json.loads(run(*said))
-    run("report", "--index", "idx", "--first", 1, "--no-trust", "--out", "page.html")
+    run("report", "--index", "idx", "--first", 1, "--out", "page.html")
     assert "row-" in Path("page.html").read_text()
     assert f"using {built}, as remembered by idx" in " ".join(invoke(*unsaid).split())
 

@@ -65,29 +65,3 @@ def test_contributors_of_another_shape_are_refused(built, project):
         UndeError, match=r"contributors 'style' are bool of shape \(3, 60\): expected .*\(15, 60\)"
     ):
         run("report", f"{project}:marked", "--index", "idx")
-
-
-def test_a_report_shows_trust_unless_told_not_to(large):
-    Weights(torch.tensor([0.2, 1.8]), Weights.load(_learned()).groups).save("w.json")
-    common = ("report", "--index", "idx", "--weights", "w.json", "--first", 1, "--out")
-    run(*common, "page.html")
-    page = Path("page.html").read_text()
-    assert 'href="#trust"' in page and "Content-Security-Policy" in page
-    section = page.partition('<section id="trust"')[2].partition("</section>")[0]
-    assert section.count("<polyline") == 2 and "weighted" in section
-    assert "http://" not in page and "https://" not in page
-    run(*common, "plain.html", "--no-trust")
-    assert "trust-title" not in Path("plain.html").read_text()
-
-
-def _learned():
-    run("learn", "--index", "idx", "--no-trust")
-    return "weights.json"
-
-
-def test_a_report_on_few_examples_goes_without_trust(built, monkeypatch):
-    notes = []
-    monkeypatch.setattr("unde.console.note", notes.append)
-    run("report", built, "--index", "idx", "--out", "page.html", "--first", 1)
-    assert "trust-title" not in Path("page.html").read_text()
-    assert any("no trust curve: 60 different training examples are too few" in note for note in notes)

@@ -38,14 +38,14 @@ def test_every_command_takes_urls(project, store, tmp_path):
         built = run("build", f"{project}:make", "--out", home / "idx", "--projection", "none")
         assert built.startswith(f"{home / 'idx'}: 60 examples")
         learned = run("learn", f"{project}:make", "--index", home / "idx", "--queries", "learn", "--k", 5,
-                      "--weight-decay", 0.1, "--no-trust", "--out", home / "w.json")  # fmt: skip
+                      "--weight-decay", 0.1, "--out", home / "w.json")  # fmt: skip
         assert learned.startswith(f"{home / 'w.json'}: Weights")
         asked = ("--index", home / "idx", "--weights", home / "w.json", "--format", "json")
         printed[name] = [json.loads(run("attribute", f"{project}:make", *asked))]
         Bank.run(home / "bank.npz", train=train, utility=utility, n_train=60, subsets=8)
         printed[name] += [json.loads(run(f"evaluate {project}:make --bank", home / "bank.npz", *asked))]
         weights = f"mine={home / 'w.json'}"
-        run("report", "--index", home / "idx", "--weights", weights, "--no-trust", "--out", "r.html")
+        run("report", "--index", home / "idx", "--weights", weights, "--out", "r.html")
         printed[name].append((tmp_path / "r.html").read_text().replace(str(home), "HOME"))
     assert printed["there"] == printed["here"]
     one, other = (home / "idx" / "manifest.json" for home in where.values())

@@ -75,7 +75,6 @@ QUESTIONS: dict[str, Callable[[Index], Any]] = {
     "learn_weights with options": lambda index: index.learn_weights(perturb="weights", examples=40),
     "learn_weights by a function": lambda index: index.learn_weights(perturb=lambda e, s, random: e),
     "append": lambda index: index.append(toy.data(4, seed=4), progress=False),
-    "trust": lambda index: index.trust(),
     "wrong labels": lambda index: index.audit_labels(progress=False),
 }
 

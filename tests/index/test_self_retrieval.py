@@ -16,16 +16,7 @@ import models
 import toy
 from unde import Index, UndeError, Weights
 from unde.gradients import Collector
-from unde.index.self_retrieval import (
-    FEWEST,
-    JUDGING,
-    REPORTING,
-    SEARCH_SIZES,
-    Parts,
-    WeightNoise,
-    structure,
-    summary,
-)
+from unde.index.self_retrieval import FEWEST, REPORTING, SEARCH_SIZES, Parts, WeightNoise, structure
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.perturb import InputNoise
@@ -74,17 +65,13 @@ def sane(weights, index):
     assert weights.groups == list(index.groups.names)
     assert (weights.values >= 0).all() and float(weights.values.mean()) == pytest.approx(1.0, abs=1e-5)
     assert p["how"] == "self-retrieval" and set(p["strength"]) == set(p["search"]) == set(p["found"])
-    accepted = [c for c in p["candidates"] if c["refused"] is None]
-    if accepted:
-        best = max(accepted, key=lambda c: min(g["gain"] for g in c["gains"]))
-        assert p["chosen"].items() <= best.items() and p["refused"] is None
-    else:
-        assert p["chosen"] is None and p["refused"] and torch.equal(weights.values, torch.ones(len(weights)))
     for kind, tried in p["search"].items():
         assert p["strength"][kind] in [s for s, _ in tried]
     for found in p["found"].values():
         assert 0 <= found["unweighted"] <= 1 and 0 <= found["weighted"] <= 1
-        assert p["chosen"] is not None or found["unweighted"] == found["weighted"]
+    for told in p["effect"].values():
+        assert 1 <= told["groups"] <= len(weights) + 1e-6 and 1 <= told["examples"] <= len(index) + 1e-6
+        assert 0 < told["cancellation"] <= 1 + 1e-6
     parts = [set(part) for part in p["examples"].values()]
     assert len(set.union(*parts)) == sum(map(len, parts)) == len(weights.query_digests)
     json.dumps(p)
@@ -104,15 +91,6 @@ def slow_found(scores, which):
     others = scores.clone()
     others[torch.arange(len(which)), which] = -math.inf
     return (scores[torch.arange(len(which)), which] > others.amax(1)).double().mean().item()
-
-
-def slow_gain(index, which, strength, seed, weights):
-    def objective(w):
-        scores = slow_scores(index, which, strength, seed, w)
-        return scores[torch.arange(len(which)), which] / scores.norm(dim=1)
-
-    before, change = objective(None), objective(weights) - objective(None)
-    return float(change.mean() / before.mean()), float(change.mean() / change.std() * len(which) ** 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -139,27 +117,21 @@ def test_provenance_tells_what_a_slow_twin_finds(cosine, learned):
     assert p["seed"] == 3 and p["method"] == "tracin" and p["scores"]["index"] == cosine.manifest.id
 
 
-def test_the_guard_sees_hard_and_weak_copies_apart(cosine, learned):
-    p = learned.provenance
-    judging, strength = torch.tensor(p["examples"]["judge"]), p["strength"]["noise"]
-    half = len(judging) // 2
-    assert p["chosen"] is not None
-    (judged,) = (c for c in p["candidates"] if p["chosen"].items() <= c.items())
-    gains = judged["gains"][0]
-    hard = slow_gain(cosine, judging[:half], strength, 3, learned)
-    weak = slow_gain(cosine, judging[half:], InputNoise().least, 3, learned)
-    assert (gains["gain"], gains["t"]) == pytest.approx(hard, rel=1e-2)
-    assert (gains["weak_gain"], gains["weak_t"]) == pytest.approx(weak, rel=1e-2)
-
-
-def test_weights_can_be_used_and_kept(index, tmp_path):
+def test_weights_can_be_used_and_kept(index, tmp_path, capsys):
     weights = sane(index.learn_weights(), index)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "weights from 200 perturbed training examples (self-retrieval): " in said
+    effect, found = weights.provenance["effect"]["weighted"], weights.provenance["found"]["noise"]
+    assert f"→ {effect['groups']:.1f} of {len(weights)} groups count" in said
+    assert (
+        f"→ {100 * found['weighted']:.0f} % of copies (noise) find their original. Only `unde calibrate`"
+        in said
+    )
     weights.save(tmp_path / "w.json")
     again = Weights.load(tmp_path / "w.json")
     assert torch.equal(again.values, weights.values) and again.provenance["seed"] == 0
     scores = index.score(toy.data(3, seed=9))
     assert scores.total(again).shape == (3, 640)
-    assert "%" in summary(again) or "uniform" in summary(again)
     weights = sane(index.learn_weights(method=TRAK(projection="none"), examples=FEW), index)
     assert weights.provenance["method"] == "trak"
 
@@ -208,17 +180,16 @@ def test_how_many_examples_are_needed(examples, kinds):
     with pytest.raises(UndeError, match=f"{need - 1} different training examples are too few"):
         drawn(need - 1, examples, kinds)
     parts = drawn(need, examples, kinds)
-    assert min(len(p) for p in (parts.search, parts.learn, parts.judge, parts.report)) >= FEWEST * kinds
+    assert min(len(p) for p in (parts.search, parts.learn, parts.report)) >= FEWEST * kinds
     assert len(parts.used) == len(set(parts.used.tolist())) <= need
     plenty = drawn(5000, examples, kinds)
-    sizes = [len(p) for p in (plenty.search, plenty.learn, plenty.judge, plenty.report)]
-    assert sizes == [SEARCH_SIZES[kinds][0] * kinds, examples, JUDGING, REPORTING]
-    assert sorted(torch.cat([plenty.used, plenty.rest]).tolist()) == list(range(5000))
+    sizes = [len(p) for p in (plenty.search, plenty.learn, plenty.report)]
+    assert sizes == [SEARCH_SIZES[kinds][0] * kinds, examples, REPORTING]
 
 
 def test_skipped_examples_serve_nothing():
-    parts = drawn(700, 200, 1, skipped=range(60))
-    assert int(torch.cat([parts.used, parts.rest]).min()) == 60
+    parts = drawn(408, 200, 1, skipped=range(60))
+    assert int(parts.used.min()) >= 60
 
 
 @pytest.fixture
@@ -235,10 +206,10 @@ def counted():
         yield rows
 
 
-def test_it_costs_800_passes_at_most(cosine, counted):
+def test_it_costs_540_passes_at_most(cosine, counted):
     p = cosine.learn_weights(examples=200).provenance
     assert len(p["search"]["noise"]) == SEARCH_SIZES[1][1]  # all that may be tried were
-    assert 700 <= sum(counted) <= 800
+    assert sum(counted) == 5 * SEARCH_SIZES[1][0] + 200 + REPORTING
 
 
 def test_a_language_model(tmp_path, counted):
@@ -253,7 +224,7 @@ def test_a_language_model(tmp_path, counted):
     weights = sane(index.learn_weights(examples=FEW), index)
     assert set(weights.provenance["strength"]) == {"replaced tokens"}
     assert weights.provenance["search"]["replaced tokens"][0][1] > 0.25  # they find themselves
-    assert sum(counted) <= 800
+    assert sum(counted) <= 540
 
 
 @pytest.fixture(scope="module")
@@ -289,9 +260,7 @@ def test_a_denoiser(diffusion, counted, built, asked):
     assert set(weights.provenance["strength"]) == {"augmented", "noise"}
     assert weights.provenance["method"] == (asked or index.method).name
     steps = index.manifest.terms
-    assert sum(counted) <= 800 * steps
-    pairs = [[g["kind"] for g in c["gains"]] for c in weights.provenance["candidates"]]
-    assert len(pairs) == 6 and all(kinds == ["augmented", "noise"] for kinds in pairs)
+    assert sum(counted) <= 540 * steps
 
 
 def test_das_learns_on_scores_with_a_sign(diffusion):
@@ -409,9 +378,7 @@ def test_copies_stay_within_the_memory_budget(cosine, memory, method):
 
     small = toy.reopen(cosine, train_data=cosine.train_data, memory=memory)
     with mock.patch.object(Contributions, "__init__", noted):
-        small._default_retrieval(method, small.groups)  # held on to until another comes
         got = small.learn_weights(method=method, examples=FEW, seed=3)
-        small._default_retrieval(method, small.groups)
     want = cosine.learn_weights(method=method, examples=FEW, seed=3)
     torch.testing.assert_close(got.values, want.values, rtol=1e-5, atol=1e-5)
     assert got.provenance["strength"] == want.provenance["strength"]
@@ -495,11 +462,11 @@ def test_a_perturbation_that_changes_the_training_data(tmp_path):
 
 
 def test_too_little_data(tmp_path):
-    index = made(tmp_path / "i", 126)
-    words = "126 different training examples are too few"
-    with pytest.raises(UndeError, match=rf"{words} .* at least 127\. Stay with the"):
+    index = made(tmp_path / "i", 72)
+    words = "72 different training examples are too few"
+    with pytest.raises(UndeError, match=rf"{words} .* at least 73\. Stay with the"):
         index.learn_weights()
-    repeated = tuple(c.repeat(2, *[1] * (c.dim() - 1)) for c in labelled(126))
+    repeated = tuple(c.repeat(2, *[1] * (c.dim() - 1)) for c in labelled(72))
     twice = made(tmp_path / "twice", train_data=repeated)
     with pytest.raises(UndeError, match=words):
         twice.learn_weights()

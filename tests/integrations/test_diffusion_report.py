@@ -64,7 +64,7 @@ def built(tmp_path_factory):
         for target in ("make", "subject"):
             run(
                 f"learn robot_project:{target} --index d-trak --out {target}.json --queries learn --k 2 "
-                "--weight-decay 0.1 --no-trust"
+                "--weight-decay 0.1"
             )
         yield folder
 

@@ -135,7 +135,7 @@ def test_an_adapter_of_dpo_from_the_command_line(preferred, tmp_path, monkeypatc
         index.score(setup.eval_queries).top(6).values[0].tolist()
     )
     assert "[rejected]" in asked[0]["text"]
-    page = run("report --index idx --out page.html --no-trust --no-baselines --query", LINES[0], both=True)
+    page = run("report --index idx --out page.html --no-baselines --query", LINES[0], both=True)
     assert "page.html" in page
     # The pairs of a query may be asked about, too: which other pairs taught the same preference?
     scores = index.score([setup.train_data[2]])

@@ -49,10 +49,9 @@ def test_demo_ends_in_a_page(tmp_path, method):
     assert 'src="http' not in page and 'href="http' not in page
     for step in ("Train a ResNet", "Build the index", "Learn the weights", "Look for wrong labels"):
         assert step in page
-    assert "Trust: do training examples find themselves?" in page
     told = re.search(r"the area under the curve is ([\d.]+) unweighted and ([\d.]+) weighted", page)
     if bool((weights.values == 1).all()):
-        assert "Weights stay uniform, the unweighted method" in page and told is None
+        assert told is None
         assert "<h4>weighted</h4>" not in page
     else:
         assert all(group.split(".")[-1] in page for group in weights.groups)

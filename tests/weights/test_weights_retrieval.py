@@ -1,11 +1,9 @@
-"""Self-retrieval against plain loops, and the guard against signal and noise that was planted."""
+"""Self-retrieval and hubs against plain loops, and signal that was planted."""
 
 import math
-import re
 
 import pytest
 import torch
-from scipy.stats import ttest_rel
 from torch import nn
 from torch.testing import assert_close
 from weights_fakes import CosineScores, FakeScores, random_scores
@@ -13,22 +11,8 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 from unde import Groups, Index, Task
 from unde.methods import DAS, TRAK, TracIn
 from unde.scoring.arrays import ArrayScores
-from unde.weights.retrieval import (
-    DECAYS,
-    NEARLY,
-    SURE,
-    Copies,
-    Gains,
-    JudgedWeights,
-    StrengthSearch,
-    Trial,
-    best_accepted,
-    best_confirmed,
-    gain_of,
-    judge_weights,
-    learn_candidates,
-    search_strength,
-)
+from unde.weights.hubs import describe, divide_hubs
+from unde.weights.retrieval import Copies, StrengthSearch, search_strength
 
 
 def names(values):
@@ -110,7 +94,7 @@ def test_streaming_gives_the_same(scores, memory):
     for w in (None, weights):
         assert torch.equal(whole.retrieved(w), small.retrieved(w))
         assert_close(whole.objective(w), small.objective(w))
-    assert_close(whole.learn(0.1)[0], small.learn(0.1)[0], rtol=1e-4, atol=1e-5)
+    assert_close(whole.learn(), small.learn(), rtol=1e-4, atol=1e-5)
     assert small.scores.passes > 2 and whole.scores.passes == 0  # these were read once and kept
     assert small.scores.largest < 4 * values.numel()
 
@@ -191,159 +175,46 @@ def planted(alphas, sigmas, **options):
 SIGNAL, NOISE = ((2.0, 2.0, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0))
 
 
-def trial(hard, weak=None, kind="noise"):
-    return Trial(kind, StrengthSearch(0.5, [(0.5, 0.3)]), hard, hard if weak is None else weak)
-
-
 def test_planted_signal_is_found():
-    learn, hard, weak = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2, 3))
-    chosen = best_accepted(judge_weights(learn_candidates({"noise": learn}), [trial(hard, weak)]))
-    assert chosen is not None and chosen.objection is None
-    w = chosen.weights
+    learn, others = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
+    w = learn.learn()
     assert float(w.mean()) == pytest.approx(1.0, abs=1e-5) and (w >= 0).all()
     assert w[:2].min() > 2 * w[2:].max()  # the planted groups
-    assert hard.objective(w).mean() > 1.3 * hard.objective().mean()
-    assert hard.retrieved(w).float().mean() > hard.retrieved().float().mean() + 0.1
-    assert chosen.gain == pytest.approx(
-        float(hard.objective(w).mean() / hard.objective().mean()) - 1, rel=1e-4
+    assert others.objective(w).mean() > 1.3 * others.objective().mean()
+    assert others.retrieved(w).float().mean() > others.retrieved().float().mean() + 0.1
+
+
+@pytest.mark.parametrize("kind", [FakeScores, CosineScores])
+@pytest.mark.parametrize("options", [{}, {"memory": 1, "rows": 7}])
+def test_hubs_are_divided_by_the_size_of_their_scores(kind, options):
+    values = random_scores()
+    source, w = kind(values, **options), torch.tensor([0.5, 2.0, 1.0, 0.0, 1.5])
+    everything = slice(0, 12), slice(0, 60)
+    final = source.finish(values.sum(2), torch.ones(5), *everything).double()
+    size = final.square().mean(0).sqrt()
+    size = size + 1e-3 * size.median()
+    found = divide_hubs(source)
+    assert_close(found.contributions(slice(0, 12)), (values / size[:, None]).float(), rtol=1e-5, atol=1e-6)
+    blocks = [(train, block) for train, block in found.stream(slice(2, 4))]
+    assert_close(
+        torch.cat([b for _, b in blocks], 1), (values[2:4] / size[:, None]).float(), rtol=1e-5, atol=1e-6
     )
-    assert chosen.gains[0].t > SURE and chosen.gains[0].weak_t > SURE
+    for train, block in blocks:
+        want = source.finish(values[2:4, train] @ w, w, slice(2, 4), train) / size[train]
+        got = found.finish(block @ w, w, slice(2, 4), train)
+        assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+    assert found.groups == source.groups and found.method is source.method
 
 
-def test_pure_noise_is_refused():
-    """One in twenty would pass a sure gain by luck; two candidates are looked at."""
-    accepted = 0
-    for seed in range(20):
-        learn, hard = (
-            planted((0.0,) * 6, NOISE, queries=40, examples=60, seed=100 * seed + i) for i in (1, 2)
-        )
-        judged = judge_weights(learn_candidates({"noise": learn}), [trial(hard)])
-        accepted += best_accepted(judged) is not None
-        assert all("t =" in j.objection for j in judged if j.objection)
-    assert accepted <= 4
-
-
-def test_what_harms_weak_copies_or_another_kind_is_refused():
-    learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
-    weak = planted(SIGNAL[::-1], NOISE, seed=3)  # of weak copies the other groups tell
-    made = learn_candidates({"noise": learn})
-    judged = judge_weights(made, [trial(hard, weak)])
-    assert best_accepted(judged) is None
-    for j in judged:
-        assert j.gains[0].t > SURE and j.gains[0].weak_t < -SURE
-        assert "weak copies (noise) became harder to find" in j.objection
-    assert best_accepted(judge_weights(made, [trial(hard)])) is not None  # but for them it would be accepted
-    shifted = planted(SIGNAL[::-1], NOISE, seed=3)
-    judged = judge_weights(learn_candidates({"noise": learn}), [trial(hard), trial(shifted, kind="shift")])
-    assert best_accepted(judged) is None
-    assert all("held-out copies (shift) became harder" in j.objection for j in judged)
-    # A kind that does not care neither helps nor hinders: one sure gain is enough.
-    values, originals = planted_values(SIGNAL, NOISE, seed=4)
-    neutral = copies_of(values.sum(2, keepdim=True).expand(-1, -1, 6), originals)
-    both = [trial(hard), trial(neutral, kind="shift")]
-    assert best_accepted(judge_weights(learn_candidates({"noise": learn}), both)) is not None
-
-
-def gains(gain, t, weak_t=0.0, kind="noise"):
-    return Gains(kind, gain, t, 0.0, weak_t)
-
-
-def judged(*of_kinds):
-    return JudgedWeights({}, torch.ones(2), list(of_kinds))
-
-
-def test_the_least_gain_over_kinds_decides():
-    lopsided = judged(gains(0.9, 9.0), gains(0.01, 0.5, kind="shift"))
-    even = judged(gains(0.2, 4.0), gains(0.1, 3.0, kind="shift"))
-    harmful = judged(gains(0.9, 9.0), gains(0.5, 5.0, weak_t=-2.0, kind="shift"))
-    assert even.gain == 0.1 and lopsided.gain == 0.01
-    assert best_accepted([lopsided, even, harmful]) is even
-    assert best_accepted([harmful]) is None and best_accepted([]) is None
-    assert best_accepted([lopsided]) is lopsided
-
-
-def test_weights_from_elsewhere_must_gain_nearly_as_much():
-    own = [judged(gains(0.4, 5.0)), judged(gains(0.9, 1.0))]  # the second is refused
-    enough, short = judged(gains(NEARLY * 0.4, 5.0)), judged(gains(0.99 * NEARLY * 0.4, 5.0))
-    assert 0 < NEARLY <= 1
-    assert best_confirmed([short, enough], own) is enough and best_confirmed([short], own) is None
-    assert best_confirmed([short], own[1:]) is short  # nothing of its own to compare with
-    assert best_confirmed([judged(gains(0.9, 5.0, weak_t=-3.0))], own) is None
-    assert best_confirmed([judged(gains(-0.1, 5.0))], own[1:]) is None
-
-
-@pytest.mark.parametrize(
-    ("t", "weak_t", "why"),
-    [
-        (1.7, 0.0, None),
-        (1.6, 5.0, r"no sure gain on held-out copies \(t = 1\.6\)"),
-        (5.0, -1.6, None),
-        (5.0, -1.7, r"weak copies \(noise\) became harder to find \(t = -1\.7\)"),
-        (-1.7, 5.0, r"held-out copies \(noise\) became harder to find \(t = -1\.7\)"),
-    ],
-)
-def test_the_guard(t, weak_t, why):
-    refused = judged(gains(0.1, t, weak_t)).objection
-    assert refused is None if why is None else re.fullmatch(why, refused)
-
-
-def test_gains_are_paired():
-    copies, w = planted(SIGNAL, NOISE), torch.tensor([2.0, 1.5, 0.5, 0.5, 0.5, 1.0])
-    gain, t = gain_of(w, copies)
-    before, after = copies.objective(), copies.objective(w)
-    assert gain == pytest.approx(float(after.mean() - before.mean()) / abs(float(before.mean())))
-    assert t == pytest.approx(ttest_rel(after, before).statistic)
-    assert gain_of(torch.ones(6), copies) == (0.0, 0.0)
-    nothing = copies_of(torch.zeros(3, 5, 2))
-    assert gain_of(torch.tensor([0.5, 1.5]), nothing) == (0.0, 0.0)
-    directions = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).expand(3, 2, 2)
-    alike = copies_of(directions, torch.zeros(3, dtype=torch.long))
-    gain, t = gain_of(torch.tensor([1.5, 0.5]), alike)  # the same for every copy: beyond doubt
-    assert gain == pytest.approx(1.5 / math.hypot(1.5, 0.5) * math.sqrt(2) - 1) and t == math.inf
-    assert gain_of(torch.tensor([0.5, 1.5]), alike)[1] == -math.inf
-
-
-def test_weak_copies_that_are_the_hard_ones_are_scored_once():
-    hard = planted(SIGNAL, NOISE)
-    made = trial(hard).gains(torch.tensor([2.0, 2.0, 0.5, 0.5, 0.5, 0.5]))
-    assert (made.gain, made.t) == (made.weak_gain, made.weak_t)
-
-
-def test_candidates_of_two_kinds():
-    kinds = {"noise": planted(SIGNAL, NOISE, seed=1), "shift": planted(SIGNAL, NOISE, seed=2)}
-    made = learn_candidates(kinds)
-    assert [what["weight_decay"] for what, _ in made] == [decay for decay in DECAYS for _ in range(3)]
-    assert [what["learned from"] for what, _ in made[:3]] == ["noise", "shift", "noise and shift"]
-    for (_, one), (_, two), (_, both) in (made[:3], made[3:]):
-        assert_close(both, (one + two) / 2)
-    spread = [float(w.std()) for _, w in made]
-    assert spread[3] < spread[0] and spread[4] < spread[1]  # more decay, nearer to uniform
-    record = judge_weights(made[:1], [trial(kinds["shift"])])[0].as_dict()
-    assert record["learned from"] == "noise" and record["refused"] is None
-    assert record["gains"][0]["kind"] == "noise" and record["gains"][0]["t"] > 0
-
-
-def test_learned_weights_are_the_best_there_are():
-    """No direction away from what the fixed point found raises the objective; no decay."""
-    copies = planted(SIGNAL, NOISE, queries=60)
-    w = copies.learn(0.0)[0].double()
-    g, reached = torch.Generator().manual_seed(0), float(copies.objective(w.float()).mean())
-    for _ in range(200):
-        other = (w * torch.exp(0.3 * torch.randn(6, generator=g))).float()
-        assert float(copies.objective(other).mean()) <= reached + 1e-6
-
-
-def test_a_cosine_learns_one_candidate():
-    """By the solver of the paper, whose decay is raised: it bounds the logarithm of the weights. Both decays lead to
-    the same weights."""
-    values, originals = planted_values(SIGNAL, NOISE, queries=30, examples=60, seed=1)
-    copies = Copies(CosineScores(values), originals, torch.arange(60))
-    made = learn_candidates({"noise": copies})
-    assert [what for what, _ in made] == [{"learned from": "noise", "weight_decay": 1.0}]
-    w = copies.learn(0.1)[0]
-    assert w[:2].min() > w[2:].max()
-    assert copies.objective(w).mean() > copies.objective().mean()
-    assert torch.equal(w, copies.learn(1.0)[0]) and not torch.equal(w, copies.learn(2.0)[0])
+@pytest.mark.parametrize("options", [{}, {"memory": 1, "rows": 7}])
+def test_what_weights_make_of_scores(options):
+    values, w = random_scores(), torch.tensor([0.5, 2.0, 1.0, 0.0, 1.5])
+    told = describe(FakeScores(values, **options), w)
+    parts = w.double() * values.double().square().sum((0, 1)).sqrt()
+    carried = (values.double() @ w.double()).square().sum(0)
+    assert told["groups"] == pytest.approx(float(parts.sum() ** 2 / parts.square().sum()), rel=1e-5)
+    assert told["examples"] == pytest.approx(float(carried.sum() ** 2 / carried.square().sum()), rel=1e-4)
+    assert told["cancellation"] == pytest.approx(float(carried.sum().sqrt() / parts.sum()), rel=1e-4)
 
 
 class Ridge(Task):

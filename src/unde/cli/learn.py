@@ -11,7 +11,6 @@ from unde.cli.options import (
     IndexPath,
     MethodOfIndex,
     ModelOptions,
-    NoTrust,
     QueryField,
     Uncalibrated,
     WorkerOptions,
@@ -45,7 +44,6 @@ def learn(
         ),
     ] = None,
     seed: Annotated[int, option("of which examples are drawn, and of adamw")] = 0,
-    no_trust: NoTrust = False,
     queries: Annotated[
         str | None,
         _queries_option(
@@ -78,9 +76,8 @@ def learn(
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
 
-    Without --queries, weights are learned with which perturbed training examples find their originals; weights that
-    would not help stay uniform. With --queries, weights follow the paper's Algorithm 1; the queries must be neither in
-    the training data nor in the evaluation data.
+    Without --queries, weights are learned with which perturbed training examples find their originals. With --queries,
+    weights follow the paper's Algorithm 1; the queries must be neither in the training data nor in the evaluation data.
 
     Examples:
 
@@ -94,6 +91,7 @@ def learn(
     """
     from unde.cli.project import Project, cached_scores
     from unde.weights import learn_weights
+    from unde.weights.hubs import effect_in_words
 
     settings = {
         "objective": objective, "k": k, "weight_decay": weight_decay, "solver": solver, "epochs": epochs, "lr": lr,
@@ -114,12 +112,8 @@ def learn(
         opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
         chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         weights = learn_weights(cached_scores(opened, rows, method), seed=seed, **chosen)
+        console.note(effect_in_words(cached_scores(opened, rows, method), weights))
     weights.save(out)
-    if not no_trust:
-        try:
-            console.echo(opened.trust(weights, method, seed=seed, perturb=perturb))
-        except UndeError as e:  # the weights are saved all the same
-            console.note(str(e))
     console.echo(f"{out}: {weights}")
 
 

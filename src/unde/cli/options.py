@@ -159,10 +159,6 @@ Memory = Annotated[str, option("memory for computations, besides the model")]
 Uncalibrated = Annotated[
     bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
 ]
-NoTrust = Annotated[
-    bool,
-    option("leave out how many training examples find themselves (300 passes of the model)", "--no-trust"),
-]
 Queries = Annotated[
     Path | None, path_option("texts to ask about, as in --data", "--queries", metavar="FILE", panel=HF)
 ]

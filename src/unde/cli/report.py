@@ -16,7 +16,6 @@ from unde.cli.options import (
     MethodName,
     MethodOfIndex,
     ModelOptions,
-    NoTrust,
     Queries,
     QueryField,
     Span,
@@ -63,7 +62,6 @@ def report(
     method: MethodOfIndex = None,
     first: Annotated[int | None, option("how many queries to show (default: 12)", min=1)] = None,
     top: Annotated[int, option("training examples on each side", min=1)] = 5,
-    no_trust: NoTrust = False,
     uncalibrated: Uncalibrated = False,
     no_baselines: Annotated[
         bool,
@@ -73,7 +71,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
+    """Write one self-contained HTML page: queries, their proponents and opponents, and the weights.
 
     Examples:
 
@@ -92,7 +90,7 @@ def report(
     project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
     opened = project.index(index, uncalibrated=uncalibrated)
-    parts = {"trust": not no_trust and not query, "baselines": not no_baselines}
+    parts = {"baselines": not no_baselines}
     page = _queries(project, opened, files, named, query or [], queries, first, top, method, parts)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 

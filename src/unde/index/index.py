@@ -18,7 +18,7 @@ from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
 from unde.index.choice import choose_for_build
-from unde.index.retrieval_curve import RetrievalIndex
+from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState, check_inputs, open_store, parse_ids, read_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unde.plan import Plan
 
 
-class Index(RetrievalIndex):
+class Index(QueryableIndex):
     """The features of a training set on disk. Make one with `Index.build` or `Index.open`."""
 
     # --- building and opening -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures, check_fits
 from unde.index.rescore import IndexRescorer
+from unde.index.self_retrieval import EXAMPLES, learn_without_labels
 from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
@@ -38,6 +39,7 @@ from unde.store.layout import VerifyReport
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
 from unde.tasks.base import Task, kind_of
+from unde.weights import Weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -291,6 +293,38 @@ class QueryableIndex:
         index = type(self)(self._state)
         index._use_calibration = False
         return index
+
+    def learn_weights(
+        self,
+        queries: Any = None,
+        method: str | Method | None = None,
+        perturb: Any = None,
+        examples: int = EXAMPLES,
+        seed: int = 0,
+    ) -> Weights:
+        """Learn weights without labels, and print what they do. `calibrate` alone tells whether they help.
+
+        Args:
+            queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on, for the
+                paper's Algorithm 1. Without queries, perturbed training examples are made to find themselves
+                (self-retrieval), which costs at most as much as 340 queries and `examples` more.
+            method: The method to learn for; by default that of the calibration or of the index.
+            perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
+                generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
+                task: noise, replaced tokens, augmented images. The strength is searched.
+            examples: Perturbed training examples to learn from.
+            seed: Seed of the examples and their copies, and of Algorithm 1.
+
+        Returns:
+            The weights. They are used only where they are passed.
+
+        Raises:
+            UndeError: If the index was opened without model, task or training data, or has too few examples.
+
+        >>> weights = index.learn_weights()  # doctest: +SKIP
+        """
+        scores = None if queries is None else self.score(queries, self._method(method))
+        return learn_without_labels(self._state, self._method(method), scores, perturb, examples, seed)
 
     def _announce(self, text: str) -> None:
         if not self._announced:

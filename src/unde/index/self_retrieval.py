@@ -1,13 +1,12 @@
-"""Self-retrieval on an index: draw training examples, perturb them and score the copies.
+"""Weights without labels: `Index.learn_weights`. Training examples are drawn and perturbed; their copies are scored.
 
-The objective, the search for a strength and the guard are in `unde.weights.retrieval`. Four disjoint parts of the
-training data search the strength, learn, judge and report.
+Disjoint parts of the training data search the strength of perturbations, learn, and report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -18,116 +17,104 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows, digest, map_tensors
-from unde.errors import NotRetrievable, UndeError
+from unde.errors import UndeError
 from unde.fingerprints import to_digest
-from unde.groups import Groups
 from unde.index.query_features import BadQuery
 from unde.index.state import IndexState
 from unde.methods import Method
+from unde.scoring.group_scores import GroupScores
 from unde.tasks.perturb import CORPUS, Perturbation
-from unde.weights import Weights
+from unde.weights import Weights, learn_weights
 from unde.weights.contributions import CACHE_SHARE
-from unde.weights.retrieval import (
-    Copies,
-    JudgedWeights,
-    Trial,
-    best_accepted,
-    judge_weights,
-    learn_candidates,
-    search_strength,
-)
+from unde.weights.hubs import effect_in_words
+from unde.weights.retrieval import Copies, StrengthSearch, search_strength
 
-# Passes of the search, for one kind of perturbation and for two; of judging; and of the report. `examples` more are
-# learned from.
+# Passes of the search, for one kind of perturbation and for two, and of the report; `examples` more are learned from.
 SEARCH_SIZES = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most
-JUDGING, REPORTING = 260, 100
+REPORTING = 100
 EXAMPLES = 200  # to learn from
 FEWEST = 10  # examples in a part
 COPY_SETS = 4  # sets of copies in memory at once for each kind of perturbation, with room for K g(n)
 Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 
+def learn_without_labels(
+    index: IndexState, method: Method, scores: GroupScores | None, perturb: Any, examples: int, seed: int
+) -> Weights:
+    """Learn weights from scores of queries by Algorithm 1, or from perturbed training examples; print what they do."""
+    if scores is not None and (perturb, examples) != (None, EXAMPLES):
+        raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
+    if scores is not None:
+        weights, learned_from = learn_weights(scores, seed=seed), scores
+        how, found = f"{console.counted(len(scores), 'query')} (Algorithm 1)", list[str]()
+        with suppress(UndeError):  # no model, or too few examples
+            found = Retrieval(Copier(index, method, None, seed), EXAMPLES).report(weights)
+    else:
+        retrieval = Retrieval(Copier(index, method, perturb, seed), examples)
+        weights, learned_from = retrieval.weights(), next(iter(retrieval.learning.values())).scores
+        how = f"{console.counted(examples, 'perturbed training example')} (self-retrieval)"
+        found = retrieval.report(weights)
+    effect = "; ".join([effect_in_words(learned_from, weights), *found])
+    console.note(f"weights from {how}: {effect}. Only `unde calibrate` tells whether they help on this model")
+    return weights
+
+
 class Retrieval:
-    """Perturbed training examples under one method: to learn weights from, to judge them, and to report."""
+    """Perturbed training examples under one method: to learn weights from, and to report."""
 
     def __init__(self, copier: Copier, examples: int) -> None:
-        """Search strengths and score the copies that judge."""
-        self.copier = copier
-        self.parts = Parts.draw(copier.index, copier.content, examples, len(copier.kinds), copier.seed)
-        self.trials = [self._trial(i, kind) for i, kind in enumerate(copier.kinds)]
+        """Search the strength of each kind."""
+        self.copier, count = copier, len(copier.kinds)
+        self.parts = Parts.draw(copier.index, copier.content, examples, count, copier.seed)
+        self.searches: dict[str, StrengthSearch] = {}
+        for i, kind in enumerate(copier.kinds):
+            share = partial(self._share, kind, self.parts.search[i::count])
+            steps = SEARCH_SIZES[count][1]
+            self.searches[kind.name] = search_strength(share, kind.least, kind.most, steps=steps)
 
-    def _trial(self, i: int, kind: Perturbation) -> Trial:
-        """The strength of one kind, and held-out copies."""
-        count, copies = len(self.copier.kinds), partial(self.copier.copies, kind)
-        searching, judging = self.parts.search[i::count], self.parts.judge[i::count]
-
-        def share(strength: float) -> float:
-            return float(copies(searching, strength).retrieved().float().mean())
-
-        search = search_strength(share, kind.least, kind.most, steps=SEARCH_SIZES[count][1])
-        if search.strength == kind.least:
-            hard = weak = copies(judging, kind.least)
-        else:
-            half = len(judging) // 2
-            hard, weak = copies(judging[:half], search.strength), copies(judging[half:], kind.least)
-        return Trial(kind.name, search, hard, weak)
+    def _share(self, kind: Perturbation, which: Tensor, strength: float) -> float:
+        return float(self.copier.copies(kind, which, strength).retrieved().float().mean())
 
     @cached_property
-    def candidates(self) -> list[JudgedWeights]:
-        """Weights learned from copies of each kind, judged."""
-        learn = {
-            t.kind: self._copies(self.parts.learn, i, t.search.strength) for i, t in enumerate(self.trials)
+    def learning(self) -> dict[str, Copies]:
+        """Copies of each kind to learn from."""
+        return self._copies(self.parts.learn)
+
+    def _copies(self, part: Tensor) -> dict[str, Copies]:
+        """Copies of a part at the searched strengths, a share of them for each kind."""
+        kinds = self.copier.kinds
+        return {
+            kind.name: self.copier.copies(kind, part[i :: len(kinds)], self.searches[kind.name].strength)
+            for i, kind in enumerate(kinds)
         }
-        return judge_weights(learn_candidates(learn, self.copier.seed), self.trials)
 
     def weights(self) -> Weights:
-        """The best candidate with its provenance, or uniform weights if the guard refuses all; print a line."""
-        best = best_accepted(self.candidates)
-        groups = self.trials[0].hard.scores.groups
-        values = torch.ones(len(groups)) if best is None else best.weights
-        shares = {}
-        for i, t in enumerate(self.trials):
-            copies = self._copies(self.parts.report, i, t.search.strength)
-            before, after = (float(copies.retrieved(w).float().mean()) for w in (None, values))
-            shares[t.kind] = {"unweighted": before, "weighted": after, "copies": len(copies.originals)}
+        """The mean of the weights learned from copies of each kind."""
+        values = torch.stack([copies.learn(self.copier.seed) for copies in self.learning.values()]).mean(0)
         self.copier.check_model()
+        scores = next(iter(self.learning.values())).scores
         provenance = {
             "how": "self-retrieval",
             "method": self.copier.method.name,
-            "scores": self.trials[0].hard.scores.provenance,
-            "strength": {t.kind: t.search.strength for t in self.trials},
-            "search": {t.kind: t.search.shares for t in self.trials},
-            "chosen": None if best is None else best.candidate,
-            "refused": None if best is not None else max(self.candidates, key=lambda j: j.gain).objection,
-            "found": shares,
-            "candidates": [j.as_dict() for j in self.candidates],
+            "scores": scores.provenance,
+            "strength": {name: s.strength for name, s in self.searches.items()},
+            "search": {name: s.shares for name, s in self.searches.items()},
             "examples": self.parts.as_dict(),
             "seed": self.copier.seed,
         }
-        weights = Weights(values, groups, self.copier.digests(self.parts.used), provenance)
-        console.note(f"{summary(weights)}. Only `unde calibrate` tells whether weights help on this model")
-        return weights
+        return Weights(values, scores.groups, self.copier.digests(self.parts.used), provenance)
 
-    def _copies(self, part: Tensor, i: int, strength: float) -> Copies:
-        return self.copier.copies(self.copier.kinds[i], part[i :: len(self.trials)], strength)
-
-
-def summary(weights: Weights) -> str:
-    """The verdict of self-retrieval on weights, in a line.
-
-    >>> summary(Weights.uniform(["a"]))
-    'self-retrieval has not looked at these weights'
-    """
-    p = weights.provenance
-    if "found" not in p:
-        return "self-retrieval has not looked at these weights"
-    if p["refused"] is not None:
-        return f"weights stay uniform, the unweighted method: {p['refused']}"
-    parts = [
-        f"{kind} (strength {p['strength'][kind]:.2g}) {100 * f['unweighted']:.0f} % → {100 * f['weighted']:.0f} %"
-        for kind, f in p["found"].items()
-    ]
-    return f"held-out copies that find their original: {'; '.join(parts)}"
+    def report(self, weights: Weights) -> list[str]:
+        """The shares of held-out copies that find their original, recorded in the weights, and in words."""
+        found = weights.provenance["found"] = {}
+        for kind, copies in self._copies(self.parts.report).items():
+            before, after = (float(copies.retrieved(w).float().mean()) for w in (None, weights.values))
+            found[kind] = {"unweighted": before, "weighted": after, "copies": len(copies.originals)}
+        self.copier.check_model()
+        return [
+            f"{100 * f['unweighted']:.0f} % → {100 * f['weighted']:.0f} % of copies ({kind}) find their original"
+            for kind, f in found.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -136,9 +123,7 @@ class Parts:
 
     search: Tensor
     learn: Tensor
-    judge: Tensor
     report: Tensor
-    rest: Tensor  # used for nothing
 
     @classmethod
     def draw(cls, index: IndexState, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
@@ -149,35 +134,33 @@ class Parts:
         order = order[~index.stored.skipped.numpy()[order]]
         first = np.sort(np.unique(content.numpy()[order], return_index=True)[1])
         order = torch.from_numpy(order[first])
-        wanted = [SEARCH_SIZES[kinds][0] * kinds, examples, JUDGING, REPORTING]
+        wanted = [SEARCH_SIZES[kinds][0] * kinds, examples, REPORTING]
         scale = min(1.0, len(order) / sum(wanted))
         sizes = [int(scale * size) for size in wanted]
         if min(sizes) < FEWEST * kinds:
             need = -(-FEWEST * kinds * sum(wanted) // min(wanted))
-            raise NotRetrievable(
-                f"{len(order)} different training examples are too few to search, learn, judge and report on "
+            raise UndeError(
+                f"{len(order)} different training examples are too few to search, learn and report on "
                 f"disjoint parts: expected at least {need}. Stay with the unweighted method"
             )
-        return cls(*order[: sum(sizes)].split(sizes), order[sum(sizes) :])
+        return cls(*order[: sum(sizes)].split(sizes))
 
     @property
     def used(self) -> Tensor:
-        return torch.cat([self.search, self.learn, self.judge, self.report])
+        return torch.cat([self.search, self.learn, self.report])
 
     def as_dict(self) -> dict[str, list[int]]:
-        return {name: getattr(self, name).tolist() for name in ("search", "learn", "judge", "report")}
+        return {name: getattr(self, name).tolist() for name in ("search", "learn", "report")}
 
 
 class Copier:
     """Make perturbed copies of training examples and score them."""
 
-    def __init__(
-        self, index: IndexState, method: Method, perturb: Any, seed: int, groups: Groups | None = None
-    ) -> None:
+    def __init__(self, index: IndexState, method: Method, perturb: Any, seed: int) -> None:
         inputs = index.build_inputs("self-retrieval runs perturbed training examples through the model")
         if seed < 0:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
-        self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
+        self.index, self.method, self.seed = index, method, seed
         self.model, self.task, self.rows = inputs.model, inputs.task, inputs.rows
         index.runner.check_model()  # changes found later are due to code called below
         self._user_code = not (perturb is None or perturb == "weights")
@@ -208,7 +191,7 @@ class Copier:
         scores = self.index.scorer.scores(self.method.signed, features.features, features.digests)
         # 1 in CACHE_SHARE of which is cached
         share = max(1, CACHE_SHARE * scores.memory // (COPY_SETS * len(self.kinds)))
-        return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
+        return Copies(replace(scores, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:
         """Of the originals, as queries have them."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unde.errors import NotRetrievable, UndeError
+from unde.errors import UndeError
 
 RATIO = 4 / 3  # a crop is at most so much wider or taller, for its image's shape
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: what grey a colour is
@@ -269,7 +269,7 @@ def _change_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
     else:
         out = visit(example)
     if not changed:
-        raise NotRetrievable(
+        raise UndeError(
             f"nobody knows how to perturb an example of type {type(example).__name__}: it has no floating inputs. Pass "
             "perturb=, a function (example, strength, random) -> example, or perturb='weights'"
         )

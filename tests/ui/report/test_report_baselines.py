@@ -39,7 +39,7 @@ def language(tmp_path_factory):
 def page(setup, index, **more):
     queries = setup.rows(setup.eval_queries)
     scores = index.score(queries)
-    made = page_of(index, setup, queries, scores, {}, title="A page", count=3, trust=False, **more)
+    made = page_of(index, setup, queries, scores, {}, title="A page", count=3, **more)
     return made, scores, parse(made.html())
 
 

@@ -23,9 +23,9 @@ from unde.setup import Setup
 from unde.tasks import Classification
 from unde.ui.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, train
 from unde.ui.report import Card, MislabelPanel, Page, ResultTable, Step, meaning
+from unde.ui.report.calibration import uniform
 from unde.ui.report.labels_page import LabelReview
 from unde.ui.report.panels import predictions, query_panels
-from unde.ui.report.trust import TrustPanel, uniform
 from unde.ui.report.weights import weights_panel
 from unde.version import __version__
 from unde.weights import Weights
@@ -83,8 +83,6 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     with clock.step("Learn the weights", "so that training digits find themselves when they are perturbed"):
         weights = index.learn_weights(seed=seed)
         weights.save(out / "weights.json")
-    with clock.step("Measure trust", "on training digits that no weight was learned from"):
-        trust = index.trust(weights, seed=seed)
     learned = {} if uniform(weights) else {"weighted": weights}
     ways: Ways = {"unweighted": None, **learned}
     with clock.step("Attribute 500 held-out digits"):
@@ -95,11 +93,10 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
-        + (" with weights learned without labels" if learned else ", unweighted: see Trust for why"),
+        + (" with weights learned without labels" if learned else ", unweighted"),
         cards=_cards(labels, right, clock),
         queries=panels,
         weights=[weights_panel(w, WEIGHED) for w in learned.values()],
-        trust=TrustPanel({"weighted": trust}, {"weighted": weights}),
         mislabelled=labels,
         tables=[_agreement(scores, ways, data)],
         steps=clock.steps,

@@ -15,7 +15,6 @@ from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Meaning, Page, meaning
 from unde.ui.report.queries import QueryPanel, Row
 from unde.ui.report.tables import Card, ResultTable, Step
-from unde.ui.report.trust import TrustPanel
 from unde.ui.report.weights import WeightsPanel
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "Row",
     "ScoredItem",
     "Step",
-    "TrustPanel",
     "WeightsPanel",
     "meaning",
 ]

@@ -18,6 +18,7 @@ from unde.methods import DAS, JourneyTRAK, Method, TracIn
 from unde.store.files import write_atomically
 from unde.tasks import Classification, Diffusion
 from unde.tasks.base import Task
+from unde.ui.report.calibration import calibration_section
 from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
@@ -30,7 +31,6 @@ from unde.ui.report.tables import (
     provenance_section,
     steps_section,
 )
-from unde.ui.report.trust import TrustPanel, calibration_section, trust_section
 from unde.ui.report.weights import WeightsPanel, check_sets, weights_section
 
 # The browser itself is told to fetch nothing and to run nothing.
@@ -89,7 +89,6 @@ class Page:
     cards: Sequence[Card] = ()
     queries: Sequence[QueryPanel] = ()
     weights: WeightsPanel | Sequence[WeightsPanel] | None = None
-    trust: TrustPanel | None = None
     calibration: Calibration | None = None
     heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
@@ -172,7 +171,6 @@ class Page:
             ("queries", "Queries", queries_section, self.queries),
             ("calibration", "Calibration", calibration_section, self.calibration),
             ("weights", "Weights", weights_section, self._weights),
-            ("trust", "Trust", trust_section, self.trust),
             ("heatmaps", "Heat maps", heatmaps_section, self.heatmaps),
             ("mislabelled", "Labels", mislabel_section, self.mislabelled),
             ("evaluation", "Evaluation", evaluation_section, self.tables),

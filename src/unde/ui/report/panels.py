@@ -19,7 +19,6 @@ from unde.evaluate.baselines import BM25, HIDDEN_STATES, bm25, state_scores
 from unde.evaluate.hidden_states import HiddenStates
 from unde.index import Index
 from unde.index.labels import LabelPredictions
-from unde.index.self_retrieval import WeightNoise
 from unde.scoring import GroupScores, Top
 from unde.setup import Setup
 from unde.tasks import Diffusion
@@ -27,7 +26,6 @@ from unde.ui.report.example_view import ExampleView, class_name, label_predictio
 from unde.ui.report.items import Item, ScoredItem, contributor_flags, fold, marks_for, same
 from unde.ui.report.page import Page, meaning
 from unde.ui.report.queries import QueryPanel, Row
-from unde.ui.report.trust import TrustPanel
 from unde.ui.report.weights import weights_panels
 from unde.version import __version__
 from unde.weights import Weights
@@ -249,16 +247,14 @@ def page_of(
     count: int = 5,
     names: Sequence[int | str] | None = None,
     contributors: Mapping[str, Any] | None = None,
-    trust: bool = True,
     answers: LabelPredictions | None = None,
     labelled: bool = True,
     baselines: bool = True,
 ) -> Page:
     """The `count` strongest proponents and opponents of each query: unweighted, and under each named set of weights.
 
-    Tokens are shaded where the setup knows their text. `trust` adds how many training examples find themselves, which
-    takes some hundred passes of the model. `baselines` adds the top examples of BM25 and of hidden-state similarity for
-    models of text, the second from a pass over the training data. The rest is as in `query_panels`.
+    Tokens are shaded where the setup knows their text. `baselines` adds the top examples of BM25 and of hidden-state
+    similarity for models of text, the second from a pass over the training data. The rest is as in `query_panels`.
     """
     view = ExampleView(setup)
     if isinstance(scores.default_weights, Weights):
@@ -295,7 +291,6 @@ def page_of(
         f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
         queries=panels,
         weights=weights_panels(weights, scores.groups),
-        trust=_trust(index, scores, weights) if trust else None,
         meaning=meaning(scores.method, setup.task),
         calibration=index.calibration if "calibration" in scores.provenance else None,
         note=view.missing_note,
@@ -319,16 +314,3 @@ def _tokens(index: Index, setup: Setup, scores: GroupScores, advance: console.Ad
         return made[id(weights)](q, setup.train_data[i])
 
     return tokens
-
-
-def _trust(index: Index, scores: GroupScores, weights: Mapping[str, Weights]) -> TrustPanel | None:
-    """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
-    # Noise on the model's weights where that is what weights were learned with: the task may know nothing else.
-    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
-    noise = bool(kinds) and all(kind == {WeightNoise().name} for kind in kinds)
-    try:
-        trusts = index.trust_of(weights, scores.method, perturb="weights" if noise else None)
-        return TrustPanel(trusts, weights, UNWEIGHTED)
-    except UndeError as e:
-        console.note(f"the page has no panel of trust: {e}")
-        return None
