@@ -13,6 +13,7 @@ import unde
 from refusals import refused
 from unde import Index, UndeError
 from unde.evaluate import lds
+from unde.devices import CPU, Compute
 from unde.index import exact
 from unde.methods import EKFAC, TracIn
 from unde.parallel import Serial
@@ -147,7 +148,8 @@ def test_queries_that_do_not_fit_are_asked_in_several_passes(capsys, method):
 
 def _within(fit):
     """With room for the eigenvectors, which are larger than such gradients."""
-    return lambda method, runner, rows, c, memory, kept: fit(method, runner, rows, c, 10**8, kept)
+    room = Compute(CPU, 10**8)
+    return lambda method, runner, rows, c, memory, there, kept: fit(method, runner, rows, c, 10**8, room, kept)
 
 
 def test_a_query_that_does_not_fit():

@@ -27,7 +27,8 @@ _SHORT_LIST = 12  # so many module names fit into an error message
 
 
 class States(NamedTuple):
-    """Hidden states (B, d) and losses (B,) of some examples; `hidden` is None where the model gives none."""
+    """Hidden states (B, d), on the model's device, and losses (B,) of some examples; `hidden` is None where the model
+    gives none."""
 
     hidden: Tensor | None
     loss: Tensor
@@ -92,7 +93,7 @@ class HiddenStates:
         options += [batch.get("attention_mask")] if isinstance(batch, Mapping) else []
         fits = x.dim() == 3 and not convolution
         mask = next((m for m in options if fits and isinstance(m, Tensor) and m.shape == x.shape[:2]), None)
-        return States(_pool(x, mask, convolution).cpu(), loss)
+        return States(_pool(x, mask, convolution), loss)
 
     def head_input(self, run: Callable[[], R]) -> tuple[R, Tensor]:
         """What `run` returns, and the input of the head in its last call."""

@@ -268,7 +268,7 @@ def _judge(data: Contributions, judge: Truth, weights: Sequence[Tensor]) -> list
     everything = torch.arange(data.queries)
     for span, scores in data.scores("judging", everything, weights, 0):
         for part, total in zip(parts, scores):
-            part.append(judge.keep(total.numpy(), np.arange(data.queries)[span.places]))
+            part.append(judge.keep(total.cpu().numpy(), np.arange(data.queries)[span.places]))
     return [np.concatenate(part, axis=-1) for part in parts]
 
 

@@ -192,7 +192,7 @@ class QueryUtility:
         cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
         with frozen_eval(model):
             parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]
-        return -torch.cat(parts).double().cpu()
+        return -torch.cat(parts).cpu().double()
 
 
 @dataclass(frozen=True, eq=False)

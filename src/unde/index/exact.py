@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
 from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
+from unde.devices import CPU, Compute, budget, device_of, put
 from unde.errors import UndeError
 from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
@@ -145,7 +146,8 @@ def attribute(
             inputs = inputs.portable(folder, rows)
         runner, partition = _runner(inputs, choice.method, settings)
         stream = GradientStream(runner, partition, settings.ids, folder)
-        return _OnePass(stream, choice.method, asked, settings.memory, runs).scores(query_ids)
+        there = budget(device_of(model), settings.memory)
+        return _OnePass(stream, choice.method, asked, settings.memory, runs, there).scores(query_ids)
 
 
 def check_method(method: str | Method) -> Method:
@@ -215,6 +217,7 @@ class _OnePass:
     queries: Rows
     memory: int
     executor: Executor
+    there: Compute  # where K is applied
     query_digests: list[str] = field(default_factory=list)
 
     def scores(self, query_ids: Sequence[Any] | None) -> ExactScores:
@@ -268,18 +271,19 @@ class _OnePass:
     def _query_blocks(self) -> list[slice]:
         """Queries whose gradients are in memory together."""
         each, count = 4 * self.stream.runner.manifest.width, len(self.queries)
-        step = self.memory // QUERY_SHARE // each
+        step = self.there.memory // QUERY_SHARE // each
+        option = "memory=" if self.there.device == CPU else "device_memory="
         if not step:
             raise UndeError(
                 f"the gradient of one query takes {console.size(each)}, and half of the memory budget of "
-                f"{console.size(self.memory)} is less: raise memory=, leave parameters out with exclude=, or build an "
-                "index"
+                f"{console.size(self.there.memory)} is less: raise {option}, leave parameters out with exclude=, or "
+                "build an index"
             )
         blocks = list(cut(slice(0, count), step))
         if len(blocks) > 1:
             console.line(
                 f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
-                f"({console.size(each)} each) fit half of the memory budget. memory= raises it"
+                f"({console.size(each)} each) fit half of the memory budget. {option} raises it"
             )
         return blocks
 
@@ -287,15 +291,16 @@ class _OnePass:
         """K g(q) of a block of queries under checkpoint c, (q, D)."""
         runner, inputs = self.stream.runner, self.stream.inputs
         with _naming_examples(inputs, self.stream.ids):
-            fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, kept)
-        held = torch.empty(block.stop - block.start, runner.manifest.width)
+            fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, self.there, kept)
+        held = torch.empty(block.stop - block.start, runner.manifest.width, device=self.there.device)
         for here, part in runner.passes(self.queries.subset(range(block.start, block.stop)), c):
-            features = part["features"]
+            features = put(part["features"], self.there.device)
             bad = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
             if bad:
                 raise BadQuery(block.start + here.start + bad[0], len(bad))
             rows = slice(block.start + here.start, block.start + here.stop)
-            norms.queries[rows] += runner.manifest.checkpoint_weights[c] * self.stream.squared_norms(features)
+            squares = self.stream.squared_norms(features).cpu()
+            norms.queries[rows] += runner.manifest.checkpoint_weights[c] * squares
             held[here.start : here.stop] = apply_in_place(fitted, features)
             if c == 0:
                 self.query_digests += [to_digest(d) for d in part["digest"].tolist()]

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from unde.data import Rows
+from unde.devices import Compute, device_of, double_device, put
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.whitening import SAMPLE, Statistics, fit_whitening
 from unde.index import pca
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
-from unde.kernels.base import Fitted, Moments, ParameterColumns
+from unde.kernels.base import Fitted, Moments, ParameterColumns, put_moments
 from unde.methods import Method
 from unde.store.manifest import Manifest
 
@@ -28,7 +29,13 @@ _APPLIED = 2**24  # bytes of features that K is applied to together, at least th
 
 
 def fit_to_gradients(
-    method: Method, runner: FeatureRunner, rows: Rows, c: int, memory: int, kept: Kept | None = None
+    method: Method,
+    runner: FeatureRunner,
+    rows: Rows,
+    c: int,
+    memory: int,
+    there: Compute,
+    kept: Kept | None = None,
 ) -> Fitted:
     """K of a method under checkpoint c.
 
@@ -38,21 +45,22 @@ def fit_to_gradients(
         rows: The training data.
         c: The checkpoint.
         memory: The budget in bytes.
+        there: Where K is applied.
         kept: Moments of earlier calls, to which those of this one are added.
     """
     m, count = runner.manifest, min(len(rows), SAMPLE)
-    source = TensorSource(torch.empty(0, m.width), _parts(m), [slice(0, count)])
+    source = TensorSource(torch.empty(0, m.width, device=there.device), _parts(m), [slice(0, count)])
     bound = method.kernel.bind(source.sizes)
     if isinstance(method.kernel, Identity):
         return bound.fit({}, source)
-    bound.check(memory)
+    bound.check(there.memory, there.device)
     kept = {} if kept is None else kept
     if (bound.key, c) not in kept:
         runner.close()
         with exclusive(runner.inputs.model):
             data = pca.curvature_data(runner.inputs, rows, m.unit_names, method, [c])
             kept[bound.key, c] = _moments(method, runner, data, memory)
-    return bound.fit(kept[bound.key, c], source)
+    return bound.fit(put_moments(kept[bound.key, c], source), source)
 
 
 def _parts(m: Manifest) -> Sequence[ParameterColumns]:
@@ -66,9 +74,9 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
     if isinstance(method.kernel, EKFACKernel):
         matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
         return _ekfac_moments(matrices, m)
-    squares = torch.zeros(m.width, dtype=torch.float64)
+    squares = torch.zeros(m.width, dtype=torch.float64, device=double_device(device_of(runner.inputs.model)))
     for features in data.features(runner.units, passes, "second moments"):
-        squares += features.square().sum(0)
+        squares += features.square().sum(0).to(squares.device)
     return {"squares": squares}
 
 
@@ -86,7 +94,7 @@ def _ekfac_moments(matrices: Mapping[str, Tensor], m: Manifest) -> dict[str, Ten
 
 
 def apply_in_place(fitted: Fitted, features: Tensor) -> Tensor:
-    """K applied to features (n, D), a few rows at a time."""
+    """K applied to features (n, D), a few rows at a time, where K is."""
     for some in features.split(max(1, _APPLIED // (4 * features.shape[1]))):
-        some.copy_(fitted.apply(some))
+        some.copy_(fitted.apply(put(some, fitted.source.device)))
     return features

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unde import console
 from unde.data import Rows
+from unde.devices import put
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
@@ -159,7 +160,7 @@ class OtherProjection:
     def __init__(
         self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method, moments: Kept
     ) -> None:
-        self.memory, self.moments = stored.memory, moments
+        self.memory, self.moments, self.there = stored.memory, moments, stored.compute
         self.runner = runner.with_method(method, train, stored.memory // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
         self._digests = stored.values("digest")
@@ -168,7 +169,7 @@ class OtherProjection:
         """(C, Q, D) features of queries, with K applied."""
         features = self.runner.features(rows).features
         for c, of_checkpoint in enumerate(features if self.method.kernel != Identity() else ()):
-            at = self.runner, self.train, c, self.memory
+            at = self.runner, self.train, c, self.memory, self.there
             apply_in_place(fit_to_gradients(self.method, *at, self.moments), of_checkpoint)
         return features
 
@@ -199,11 +200,14 @@ class CandidateFeatures(TrainFeatures):
         self.computation, self.which = computation, which
         self.units, self.columns, self.checkpoint_weights = m.unit_names, m.columns, m.checkpoint_weights
         self.cuts = list(cut(slice(0, len(which)), computation.step))
+        behind = computation.scores.train
+        self.device, self.block_memory = behind.device, behind.block_memory
 
     def block(self, s: int) -> list[Tensor]:
         which = self.which[self.cuts[s]]
-        block, extra = self.computation.measure.rows(which)
-        self.computation.note(which, self._squared_norms(block), extra)
+        features, extra = self.computation.measure.rows(which)
+        block = [put(of_checkpoint, self.device) for of_checkpoint in features]
+        self.computation.note(which, self._squared_norms(block).cpu(), extra)
         return block
 
 
@@ -220,9 +224,10 @@ class _CandidatePass:
         self.train_squares, self.query_squares = torch.zeros(count, groups), torch.zeros(len(scores), groups)
         self.extra_values = torch.zeros(count, len(measure.method.extra_measures))
         row = 4 * m.terms * m.width
-        self.queries_per_block = max(1, scores.memory // (QUERY_SHARE * row))
+        memory = min(scores.memory, scores.block_memory)
+        self.queries_per_block = max(1, memory // (QUERY_SHARE * row))
         size = m.resolved.pass_size
-        self.step = size * max(1, scores.memory // (TRAIN_SHARE * row) // size)
+        self.step = size * max(1, memory // (TRAIN_SHARE * row) // size)
 
     def run(self, method: Method) -> CandidateScores:
         blocks = list(cut(slice(0, len(self.scores)), self.queries_per_block))
@@ -271,14 +276,15 @@ class _CandidatePass:
 def _put(linear: Tensor, within: Tensor, rows: slice, parts: Tensor) -> None:
     """Contributions (q, n, M) of the distinct candidates `rows` to where they are candidates, `within` (q, k)."""
     q, r = ((within >= rows.start) & (within < rows.stop)).nonzero(as_tuple=True)
-    linear[q, r] = parts[q, within[q, r] - rows.start]
+    at = put(torch.stack([q, within[q, r] - rows.start]), parts.device)
+    linear[q, r] = parts[at[0], at[1]].cpu()
 
 
 def _squared_norms(scores: GroupScores) -> tuple[Tensor, Tensor]:
     """(Q, M) and (n, M) squared norms, where the method needs them."""
     if scores.method.linear:
         return torch.zeros(len(scores), len(scores.groups)), torch.zeros(scores.shape[1], len(scores.groups))
-    return scores.query_side.squared_norms, scores.train_squares
+    return scores.query_side.squared_norms.cpu(), scores.train_squares
 
 
 def _query_blocks(scores: GroupScores) -> Iterator[slice]:

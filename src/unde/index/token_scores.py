@@ -47,8 +47,11 @@ class TokenScores:
         self.runner, self.scorer, self.collate, self.scores = runner, state.scorer, state.collate, scores
         self.w = scores.align_weights(weights)
         train = state.scorer.train_features(scores.method)
-        weighted = enumerate(scores.query_side.apply_weights(self.w))
-        self.directions = torch.stack([train.kernel_times(c, q) for c, q in weighted])  # (C, Q, D)
+        blocks = [
+            scores.select_block(queries).query_side.apply_weights(self.w) for queries in scores.query_blocks
+        ]
+        parts = [[train.kernel_times(c, q).cpu() for c, q in enumerate(weighted)] for weighted in blocks]
+        self.directions = torch.cat([torch.stack(part) for part in parts], 1)  # (C, Q, D)
 
     def __call__(self, q: int, example: Any) -> Tensor:
         """Contributions of the tokens of a training example.
@@ -69,7 +72,7 @@ class TokenScores:
             self.runner.check_model()
             for c, directions in enumerate(self.directions):
                 with load_checkpoint(model, checkpoints, c):
-                    total = total + self._along(directions[q].to(device, dtype), batch).double().cpu()
+                    total = total + self._along(directions[q].to(device, dtype), batch).cpu().double()
         return self._finish(q, example, total)
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
@@ -103,7 +106,8 @@ class TokenScores:
         example_scores = self.scorer.scores(method, features, [""]).regroup(self.scores.partition)
         squares = example_scores.query_side.squared_norms
         context = replace(self.scores.final_context(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
-        return linear * (float(method.final(torch.tensor([[total]]), context, self.w)) / total)
+        whole = torch.tensor([[total]], device=squares.device)
+        return linear * (float(method.final(whole, context, self.w.to(squares.device))) / total)
 
 
 class _TokenLosses(torch.nn.Module):

@@ -85,6 +85,11 @@ class GroupScores(Scores):
         return list(self.partition.names)
 
     @property
+    def device(self) -> torch.device:
+        """Where contributions are computed."""
+        return self.train.device
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Queries and training examples, (Q, N)."""
         return self.queries.shape[1], self.train.examples
@@ -377,10 +382,10 @@ class GroupScores(Scores):
         if len(query_blocks) > 1 and self.train.kernel_blocks is None:
             for rows, blocks in self.train.runs():
                 for block in query_blocks:
-                    yield block, self._select_block(block).query_side.precondition(w), rows, blocks
+                    yield block, self.select_block(block).query_side.precondition(w), rows, blocks
             return
         for block in query_blocks:
-            factors = self._select_block(block).query_side.precondition(w)
+            factors = self.select_block(block).query_side.precondition(w)
             yield from ((block, factors, rows, blocks) for rows, blocks in self.train.runs())
 
     def check_underflow(self, sizes: ScoreRange, w: Tensor) -> None:
@@ -390,9 +395,9 @@ class GroupScores(Scores):
 
     def _check_underflow(self, suspects: Tensor, w: Tensor) -> None:
         blocks = (block for _, block in self.train.runs())
-        check_underflow(suspects, self._select_block(suspects).query_side.precondition(w), blocks)
+        check_underflow(suspects, self.select_block(suspects).query_side.precondition(w), blocks)
 
-    def _select_block(self, queries: slice | Tensor) -> GroupScores:
+    def select_block(self, queries: slice | Tensor) -> GroupScores:
         return replace(self, queries=self.queries[:, queries])
 
     @property

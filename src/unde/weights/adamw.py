@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.devices import double_device, put
 from unde.weights.contributions import Blocks
 from unde.weights.objective import Fit, WeightProblem, objective, selection, zero_contributions_error
 
@@ -41,19 +42,20 @@ def adamw(
     first = problems[0]
     data, groups = first.data, first.data.groups
     ks = torch.tensor([p.k for p in problems])
-    decay = torch.tensor(weight_decays, dtype=torch.float64)[:, None]
-    cost = torch.tensor(penalties or [0.0] * len(problems), dtype=torch.float64)[:, None]
+    there = double_device(data.device)
+    decay = torch.tensor(weight_decays, dtype=torch.float64)[:, None].to(there)
+    cost = torch.tensor(penalties or [0.0] * len(problems), dtype=torch.float64)[:, None].to(there)
     unweighted = [p.values(torch.ones(groups)) for p in problems]  # (Q',) each
     if not any(u.any() for u in unweighted):
         raise zero_contributions_error()
     generator = torch.Generator().manual_seed(seed)
     start = INIT * torch.randn(groups, generator=generator, dtype=torch.float64)
-    raw = start.repeat(len(problems), 1)  # (B, M)
-    moments = torch.zeros(2, *raw.shape, dtype=torch.float64)
+    raw = start.repeat(len(problems), 1).to(there)  # (B, M)
+    moments = torch.zeros(2, *raw.shape, dtype=torch.float64, device=there)
     steps, step, curves = epochs * len(first.queries), 0, []
     with console.progress("learning weights", steps, unit="steps") as advance:
         for _ in range(epochs):
-            total = torch.zeros(len(problems))
+            total = torch.zeros(len(problems), device=data.device)
             order = first.queries[torch.randperm(len(first.queries), generator=generator)]
             for query, blocks in data.each(order):
                 w = raw.softmax(1)
@@ -69,7 +71,8 @@ def adamw(
             curves.append(total / len(first.queries))
     curve = torch.stack(curves).T.tolist()
     return [
-        Fit(groups * w, u.mean().item(), c) for w, u, c in zip(raw.softmax(1), unweighted, curve, strict=True)
+        Fit(groups * w, u.mean().item(), c)
+        for w, u, c in zip(raw.softmax(1).cpu(), unweighted, curve, strict=True)
     ]
 
 
@@ -96,10 +99,11 @@ def _ascent(
     groups = w.shape[1]
     scores = torch.cat([(groups * w).to(c) @ c.T for _, c in blocks], dim=1)  # (B, N), of weights of mean one
     values, pull, unit = ratio_slopes(scores, ks, problem.objective, positive)
-    slope = torch.zeros(w.shape)
+    slope = torch.zeros(w.shape, device=data.device)
     for train, c in blocks:
-        slope += (pull[:, train] @ c).cpu()
-    return values.cpu(), groups * slope.double() / unit.double().cpu()
+        slope += pull[:, train] @ c
+    slope, unit = (put(x, data.device, torch.float64) for x in (slope, unit))
+    return values, groups * slope / unit
 
 
 def ratio_slopes(
@@ -123,10 +127,12 @@ def _ascent_by_autograd(
     problem: WeightProblem, ks: Tensor, query: int, blocks: Blocks, w: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for methods whose score is not a sum over groups."""
-    values, slopes = torch.empty(len(w)), torch.zeros(w.shape)
-    rows, finish = slice(query, query + 1), problem.data.source.finish
+    data, groups = problem.data, w.shape[1]
+    values = torch.empty(len(w), device=data.device)
+    slopes = torch.zeros(w.shape, device=data.device)
+    rows, finish = slice(query, query + 1), data.source.finish
     positive = None if problem.positives is None else problem.positives[query : query + 1]
-    for b, (k, raw) in enumerate(zip(ks.tolist(), (w.shape[1] * w).float())):
+    for b, (k, raw) in enumerate(zip(ks.tolist(), put(groups * w, data.device, torch.float32))):
         weights = raw.requires_grad_()
         with torch.no_grad():
             parts = [finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0] for train, c in blocks]
@@ -135,6 +141,6 @@ def _ascent_by_autograd(
         (pull,) = torch.autograd.grad(value, scores)  # (N,)
         for train, c in blocks:
             part = finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0]  # (n,)
-            slopes[b] += torch.autograd.grad(part @ pull[train], weights)[0].cpu()
-        values[b] = value.item()
-    return values, w.shape[1] * slopes.double()
+            slopes[b] += torch.autograd.grad(part @ pull[train], weights)[0]
+        values[b] = value.detach()
+    return values, groups * put(slopes, data.device, torch.float64)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.scoring import GroupScores
 from unde.weights.protocol import ResolvedScores
@@ -43,6 +44,7 @@ class Contributions:
         self.queries, self.examples = source.shape
         self.groups = len(source.groups)
         self.memory = getattr(source, "spare", source.memory)
+        self.device = getattr(source, "device", CPU)  # where contributions come
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._cache: Tensor | None = None
@@ -67,18 +69,20 @@ class Contributions:
     def scores(
         self, label: str, wanted: Tensor, weights: Sequence[Tensor], query_bytes: int
     ) -> Iterator[tuple[Span, list[Tensor]]]:
-        """Final scores of the sorted `wanted` queries, span by span: (q, N) for each of the weights (M,)."""
+        """Final scores of the sorted `wanted` queries, span by span: (q, N) for each of the weights (M,), where
+        contributions come."""
         query_bytes += 8 * self.examples * len(weights)
         if self._cache is None and self._noise is None and isinstance(self.source, GroupScores):
             yield from self._weighted_totals(label, wanted, weights, query_bytes)
             return
         finish, columns = self.source.finish, torch.stack(list(weights), dim=1).float()  # (M, c)
         for span, blocks in self.sweep(label, wanted, query_bytes):
-            scores = [torch.empty(len(span.wanted), self.examples) for _ in weights]
+            wanted = put(span.wanted, self.device)
+            scores = [torch.empty(len(wanted), self.examples, device=self.device) for _ in weights]
             for train, block in blocks:
                 linear = block @ columns.to(block)  # (q, n, c)
                 for w, part, out in zip(weights, linear.unbind(2), scores):
-                    out[:, train] = finish(part, w.to(block), span.queries, train).cpu()[span.wanted]
+                    out[:, train] = finish(part, w.to(block), span.queries, train)[wanted]
             yield span, scores
 
     def _weighted_totals(
@@ -90,7 +94,7 @@ class Contributions:
         with console.progress(label, len(wanted), unit="queries") as advance:
             for span in self._spans(wanted, query_bytes):
                 source = self.source.select(span.wanted + span.queries.start)
-                scores = [torch.empty(source.shape) for _ in weights]
+                scores = [torch.empty(source.shape, device=self.device) for _ in weights]
                 for w, out in zip(weights, scores):
                     for rows, q, part in source.totals(w.float()):
                         out[q, rows] = part
@@ -157,7 +161,7 @@ class Contributions:
         if self._finite[list(queries)].all():
             return block if self._noise is None else self._noise.add(block, queries, train)
         # The extremes are NaN or infinite if any number is, and need no second block of memory.
-        low, high = (float(extreme) for extreme in torch.aminmax(block))
+        low, high = torch.stack(torch.aminmax(block)).tolist()
         self.low, self.high = min(self.low, low), max(self.high, high)
         if not math.isfinite(low + high):
             row, _, group = (~torch.isfinite(block)).nonzero()[0].tolist()
@@ -186,7 +190,8 @@ def group_deviation(blocks: Iterable[Tensor]) -> Tensor:
     count, mean, squares = 0, torch.zeros(()), torch.zeros(())
     for block in blocks:
         for rows in block:  # one query at a time: the double precision copy stays small
-            variance, centre = torch.var_mean(rows.double().cpu(), dim=0, correction=0)  # (M,)
+            found = torch.var_mean(put(rows, rows.device, torch.float64), dim=0, correction=0)
+            variance, centre = (x.cpu() for x in found)  # (M,)
             shift, total = centre - mean, count + len(rows)
             # Pooled second moments (Chan, Golub, LeVeque): exact, and stable if the mean is large.
             squares = squares + len(rows) * variance + shift**2 * (count * len(rows) / total)

@@ -41,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unde.devices import double_device, put
 from unde.weights.contributions import Contributions
 from unde.weights.nnls import nonnegative_minimum, units
 from unde.weights.objective import Fit, WeightProblem, select, zero_contributions_error
@@ -97,15 +98,21 @@ class Grams:
 
     def apply(self, vector: Array) -> Array:
         """G_q v for each query: (Q', M)."""
-        v = torch.from_numpy(vector)
-        return torch.cat([(gram.flatten(0, 1) @ v).view(len(gram), -1) for _, gram in self._all()]).numpy()
+        v = put(torch.from_numpy(vector), self._data.device)
+        products = [(gram.flatten(0, 1) @ v).view(len(gram), -1) for _, gram in self._all()]
+        return torch.cat(products).cpu().numpy()
 
     def combine(self, factors: Array) -> Array:
         """Σ_q f_q G_q: (M, M)."""
-        total = torch.zeros(self._data.groups, self._data.groups, dtype=torch.float64)
+        total = self._zeros()
         for places, gram in self._all():
-            total += (torch.from_numpy(factors[places]) @ gram.flatten(1)).view_as(total)
-        return total.numpy()
+            total += (torch.from_numpy(factors[places]).to(total) @ gram.flatten(1)).view_as(total)
+        return total.cpu().numpy()
+
+    def _zeros(self, *count: int) -> Tensor:
+        """(…, M, M) in float64, where that is computed with the contributions."""
+        shape = *count, self._data.groups, self._data.groups
+        return torch.zeros(shape, dtype=torch.float64, device=double_device(self._data.device))
 
     def _all(self) -> Iterable[tuple[slice, Tensor]]:
         if self._fits and self._cache is None:
@@ -114,13 +121,12 @@ class Grams:
 
     def _compute(self) -> Iterator[tuple[slice, Tensor]]:
         """Places of queries with their (q, M, M) matrices, in float64: squares lose half the digits."""
-        groups = self._data.groups
         for span, blocks in self._data.sweep("products of groups", self._queries, self._bytes):
-            gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
+            gram = self._zeros(len(span.wanted))
             for _, block in blocks:
                 for place, row in enumerate(span.wanted.tolist()):
-                    c = block[row].double()
-                    gram[place] += (c.T @ c).cpu()
+                    c = put(block[row], self._data.device, torch.float64)
+                    gram[place] += c.T @ c
             yield span.places, gram
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.errors import UndeError, unknown
 from unde.scoring.blocks import stable_top
 from unde.weights.contributions import Contributions
@@ -64,7 +65,7 @@ def selection(scores: Tensor, ks: Tensor, name: str, positive: int | None = None
         out[:, positive] = 1.0
         return out
     for k in ks.unique().tolist():
-        rows = (ks == k).nonzero()[:, 0].to(scores.device)
+        rows = put((ks == k).nonzero()[:, 0], scores.device)
         for side in SIDES[name]:
             top = (side * scores[rows]).topk(k, dim=1, sorted=False).indices
             out[rows[:, None], top] += side / k
@@ -98,7 +99,8 @@ class WeightProblem:
         """The objective of each of the queries at `weights`: (Q',)."""
         values = torch.empty(len(self.queries))
         for span, (scores,) in self.data.scores("scoring", self.queries, [weights], 8 * self.data.examples):
-            values[span.places] = objective(scores, self.k, self.objective, self.positives_at(span.places))
+            found = objective(scores, self.k, self.objective, self.positives_at(span.places))
+            values[span.places] = found.cpu()
         return values
 
     def positives_at(self, places: slice) -> Tensor | None:
@@ -138,11 +140,12 @@ def select(problem: WeightProblem, weights: Tensor) -> tuple[Tensor, Tensor]:
         positives = problem.positives_at(span.places)
         tops: dict[int, _TopRows] = {}
         for train, block in blocks:
-            wanted = span.wanted.to(block.device)
+            wanted = put(span.wanted, block.device)
             if positives is None:
                 ranking = (block @ weights.to(block))[wanted]  # (q, n)
             else:  # the known positive comes first, and k is 1
-                ranking = (torch.arange(train.start, train.stop) == positives[:, None]).to(block)
+                known = torch.arange(train.start, train.stop) == positives[:, None]
+                ranking = put(known, block.device, block.dtype)
             for side in sides:
                 top = _TopRows.of(side * ranking, k, train.start, block, wanted)
                 tops[side] = top if side not in tops else tops[side].merge(top, k)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.weights.contributions import Contributions
 from unde.weights.objective import WeightProblem
 from unde.weights.protocol import ResolvedScores
@@ -48,9 +49,9 @@ class Copies:
         w = torch.ones(data.groups) if weights is None else weights
         for span, (scores,) in data.scores("finding", self._problem.queries, [w], 16 * data.examples):
             rows = self.originals[span.places][:, None]
-            original = scores.gather(1, rows)[:, 0]
-            twins = self.content[rows] == self.content
-            hits[span.places] = original > scores.masked_fill_(twins, -math.inf).amax(1)
+            original = scores.gather(1, put(rows, scores.device))[:, 0]
+            twins = put(self.content[rows] == self.content, scores.device)
+            hits[span.places] = (original > scores.masked_fill_(twins, -math.inf).amax(1)).cpu()
         return hits
 
     def objective(self, weights: Tensor | None = None) -> Tensor:

@@ -121,4 +121,4 @@ class Baselines:
     def _states(reader: HiddenStates, rows: Rows, which: range) -> Tensor:
         hidden = reader.read(rows, which).hidden
         assert hidden is not None  # the reader has no problem
-        return F.normalize(hidden, dim=1)
+        return F.normalize(hidden, dim=1).cpu()  # where they are held

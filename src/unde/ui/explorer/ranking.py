@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unde.data import Rows, evenly
+from unde.devices import put
 from unde.errors import UndeError
 from unde.groups import unet_stages
 from unde.index.query_features import QueryFeatures
@@ -98,8 +99,8 @@ class ScoreCache:
         every, one, usable = slice(0, scores.shape[1]), slice(0, 1), ~scores.train.skipped()
         if 4 * scores.shape[1] * len(scores.groups) > scores.memory // SHARE:
             return cls(None, lambda w: scores.total(w)[0], usable)
-        parts = scores.contributions(one)[0]
-        held = cls(parts, lambda w: scores.finish(product(parts, w)[None], w, one, every)[0], usable)
+        parts = scores.contributions(one)[0].cpu()
+        held = cls(parts, lambda w: finish(scores, product(parts, w)[None], w, one, every)[0], usable)
         held.total(torch.ones(len(scores.groups)))  # norms and leverages are read here, not under a slider
         return held
 
@@ -107,9 +108,9 @@ class ScoreCache:
     def backward(cls, scores: GroupScores) -> ScoreCache:
         """The queries that a training example, the only one of these scores, is behind."""
         every, one = slice(0, scores.shape[0]), slice(0, 1)
-        parts = scores.contributions(every)[:, 0]
+        parts = scores.contributions(every)[:, 0].cpu()
         usable = torch.ones(len(parts), dtype=torch.bool)
-        return cls(parts, lambda w: scores.finish(product(parts, w)[:, None], w, every, one)[:, 0], usable)
+        return cls(parts, lambda w: finish(scores, product(parts, w)[:, None], w, every, one)[:, 0], usable)
 
     def total(self, w: Tensor) -> Tensor:
         """(n,) scores under weights (M,); the ones used last are held on to."""
@@ -146,6 +147,11 @@ class ScoreCache:
 def product(contributions: Tensor, w: Tensor) -> Tensor:
     """(n,): in this thread alone. Two that wait for each other on a busy machine take longer than one does."""
     return torch.from_numpy(np.einsum("nm,m->n", contributions.numpy(), w.numpy()))
+
+
+def finish(scores: GroupScores, linear: Tensor, w: Tensor, queries: slice, train: slice) -> Tensor:
+    """What `final` makes of the product, where scores are computed."""
+    return scores.finish(put(linear, scores.train.device), w, queries, train).cpu()
 
 
 def scored(at: int, value: float) -> dict[str, Any]:
