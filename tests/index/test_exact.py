@@ -12,8 +12,8 @@ import toy
 import unde
 from refusals import refused
 from unde import Index, UndeError
-from unde.evaluate import lds
 from unde.devices import CPU, Compute
+from unde.evaluate import lds
 from unde.index import exact
 from unde.methods import EKFAC, TracIn
 from unde.parallel import Serial
@@ -149,7 +149,9 @@ def test_queries_that_do_not_fit_are_asked_in_several_passes(capsys, method):
 def _within(fit):
     """With room for the eigenvectors, which are larger than such gradients."""
     room = Compute(CPU, 10**8)
-    return lambda method, runner, rows, c, memory, there, kept: fit(method, runner, rows, c, 10**8, room, kept)
+    return lambda method, runner, rows, c, memory, there, kept: fit(
+        method, runner, rows, c, 10**8, room, kept
+    )
 
 
 def test_a_query_that_does_not_fit():
