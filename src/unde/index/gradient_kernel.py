@@ -11,20 +11,24 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import torch
 from torch import Tensor
 
+from unde.checkpoints import load_checkpoint
 from unde.data import Rows
 from unde.devices import Compute, device_of, double_device, put
 from unde.gradients.factors import factor_sizes
-from unde.gradients.feature_pass import exclusive
+from unde.gradients.feature_pass import exclusive, set_rows
+from unde.gradients.gauss_newton import GaussNewton
 from unde.gradients.whitening import SAMPLE, Statistics, fit_whitening
 from unde.index import pca
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
 from unde.kernels.base import Fitted, Moments, ParameterColumns, put_moments
+from unde.kernels.conjugate_gradients import conjugate_gradients
 from unde.methods import Method
 from unde.store.manifest import Manifest
 
 KERNELS = (Identity, Diagonal, EKFACKernel)  # that do not mix parameters
 Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: good for any damping
+PROBES = 4  # random vectors that the trace of the Gauss-Newton matrix is estimated by
 _APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
 
 
@@ -98,3 +102,50 @@ def apply_in_place(fitted: Fitted, features: Tensor) -> Tensor:
     for some in features.split(max(1, _APPLIED // (4 * features.shape[1]))):
         some.copy_(fitted.apply(put(some, fitted.source.device)))
     return features
+
+
+# --- conjugate gradients ------------------------------------------------------------------------------------
+
+
+def gradient_dampings(method: Method, runner: FeatureRunner, c: int, kept: Kept) -> Tensor:
+    """(D,) λ of each entry, from what EKFAC was fitted to."""
+    m, kernel = runner.manifest, method.kernel
+    assert isinstance(kernel, EKFACKernel)
+    [moments] = [kept[key] for key in kept if key[1] == c]
+    lam = kernel.dampings({name: moments[f"values {name}"].cpu() for name in m.unit_names})
+    return torch.cat([torch.full((x.stop - x.start,), lam[name]) for name, x in zip(m.unit_names, m.columns)])
+
+
+def solve(
+    method: Method,
+    runner: FeatureRunner,
+    rows: Rows,
+    c: int,
+    fitted: Fitted,
+    dampings: Tensor,
+    gradients: Tensor,
+    steps: int,
+) -> tuple[Tensor, Tensor]:
+    """(G + λ)⁻¹ g for gradients (Q, D) under checkpoint c, and what is left of each.
+
+    The trace of G differs from that of the second moments that λ is a multiple of (by the length of a text, for means
+    over its tokens). Where λ is relative, G is scaled to that trace, which a few random vectors tell.
+    """
+    m, inputs = runner.manifest, runner.inputs
+    kernel = method.kernel
+    assert isinstance(kernel, EKFACKernel)
+    task, dampings = set_rows(inputs.task, m.resolved.rows), dampings.to(gradients)
+    with exclusive(inputs.model), load_checkpoint(inputs.model, inputs.checkpoints, c):
+        curvature = GaussNewton(inputs.model, task, rows, runner.units, m.resolved.pass_size)
+        scale = 1.0
+        if kernel.relative:
+            generator = torch.Generator().manual_seed(0)
+            signs = torch.randint(2, (PROBES, m.width), generator=generator).to(gradients).mul_(2).sub_(1)
+            trace = float((signs * curvature.times(signs, "trace of the Gauss-Newton matrix")).sum()) / PROBES
+            scale = float(dampings.double().sum()) / kernel.damping / trace
+
+        def multiply(vectors: Tensor, step: int) -> Tensor:
+            product = curvature.times(vectors, f"conjugate gradients, step {step + 1} of {steps}")
+            return product.mul_(scale).addcmul_(vectors, dampings)
+
+        return conjugate_gradients(multiply, lambda r: apply_in_place(fitted, r.clone()), gradients, steps)
