@@ -19,15 +19,14 @@ from unde.evaluate import lds, paired
 PAPER = ""
 BANK = "finetuned-gpt2"
 VARIANTS = (BANK,)
-QUERIES, STEPS = 12, (0, 5)
+QUERIES, STEPS = 8, (0, 4)
 
 
 def run(variant: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     cell = cells.get(variant)
     where = evenly(cell.bank.utility["eval"].shape[1], QUERIES)
-    everything = cell.queries("eval")
-    queries = [everything[i] for i in where]
+    queries = {name: values[where] for name, values in cell.queries("eval").items()}
     found, seconds = {}, {}
     for steps in STEPS:
         begun = time.process_time()

@@ -1,19 +1,24 @@
 """`unde.attribute`: as an index of whole gradients in float32, without one."""
 
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import toy
 import unde
 from refusals import refused
 from unde import Index, UndeError
+from unde.data import Rows
 from unde.devices import CPU, Compute
 from unde.evaluate import lds
+from unde.gradients import make_units
+from unde.gradients.gauss_newton import GaussNewton
 from unde.index import exact
 from unde.methods import EKFAC, TracIn
 from unde.parallel import Serial
@@ -115,6 +120,77 @@ def test_other_models(tmp_path, model, task, data, method):
     found = attribute(method, model(), task, data(N), queries)
     want = whole(tmp_path / "i", method, model=model(), task=task, train_data=data(N), queries=queries)
     close(found.by_group(), want.by_group())
+
+
+def logistic(l2):
+    """A linear classifier, and g(q)ᵀ (G + l2)⁻¹ g(n) by dense matrices; for it G is the Hessian."""
+    model = nn.Linear(toy.FEATURES, toy.CLASSES)
+    theta = torch.cat([model.weight.detach().flatten(), model.bias.detach()])
+
+    def loss(theta, x, y):
+        weight, bias = theta[: -toy.CLASSES].view(toy.CLASSES, -1), theta[-toy.CLASSES :]
+        return nn.functional.cross_entropy(x @ weight.T + bias, y)
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))
+    hessian = torch.func.hessian(loss)(theta, *TRAIN)
+    inverse = torch.linalg.inv(hessian + l2 * torch.eye(len(theta)))
+    return model, each(theta, *QUERIES) @ inverse @ each(theta, *TRAIN).T
+
+
+def test_conjugate_gradients_are_exact_for_logistic_regression():
+    method = EKFAC(fisher="true", damping=0.01, relative=False)
+    torch.manual_seed(0)
+    model, want = logistic(0.01)
+    close(attribute(method, model, cg=25).total(), want, 1e-4)
+    errors = [float((attribute(method, model, cg=n).total() - want).norm()) for n in (0, 2, 5)]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+def test_products_of_the_gauss_newton_matrix():
+    """Texts, tied weights and attention, against Jᵀ (diag p − p pᵀ) J with the Jacobian of the logits."""
+    model, texts = gpt2(), sequences(3)
+    units = make_units(model, [name for name, _ in model.named_parameters()], "none", 0)
+    v = torch.randn(2, units[-1].stop, generator=torch.Generator().manual_seed(0))
+    found = GaussNewton(model, CausalLM(), Rows(texts, CausalLM().collate), units, 2).times(v, "products")
+    ids, parameters = torch.stack([t["input_ids"] for t in texts]), dict(model.named_parameters())
+
+    def logits(parameters):
+        return torch.func.functional_call(model, parameters, (ids,)).logits[:, :-1]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        for one, got in zip(v, found):
+            moved = {u.name: one[u.columns].view(u.shape) for u in units}
+            z, jv = torch.func.jvp(logits, (parameters,), (moved,))
+            p = z.softmax(-1)
+            bent = p * jv - p * (p * jv).sum(-1, keepdim=True)
+            gradients = torch.func.vjp(logits, parameters)[1](bent / 7 / 3)[0]
+            close(got, torch.cat([gradients[u.name].flatten() for u in units]).detach(), 1e-4)
+
+
+def test_conjugate_gradients_say_what_is_left(capsys):
+    found = attribute("ekfac", cg=3, progress=True)
+    assert found.provenance["cg"] == 3 and found.by_group().isfinite().all()
+    assert float(re.search(r"3 steps leave ([\d.]+)% of", capsys.readouterr().err)[1]) < 20
+
+
+class Inside(Classification):
+    """A loss that is not a function of what the model returns."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + 1e-3 * model[0].weight.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cg": -1}, r"cg=-1: expected a number of steps"),
+        ({"cg": 2, "method": "tracin"}, r"cg=2 with TracIn: conjugate gradients refine EKFAC"),
+        ({"cg": 2, "task": Inside()}, r"depends on the parameters in other ways.*Leave cg out"),
+    ],
+)
+def test_conjugate_gradients_refused(options, said):
+    with pytest.raises(UndeError, match=said):
+        attribute(**{"method": "ekfac"} | options)
 
 
 def test_auto_is_ekfac():

@@ -85,6 +85,8 @@ def attribute(
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
 
     `unde attribute my_project.setup:make --exact --method ekfac`
+
+    `unde attribute my_project.setup:make --exact --cg 20`
     """
     from unde import methods
     from unde.cli.project import Project, cached_scores, load_weights, use_samples
@@ -156,6 +158,7 @@ def _exact_scores(
         recipe=project.recipe,
         device=project.device,
         batch_size=options.batch_size,
+        cg=options.cg or 0,
     )
 
 

@@ -338,6 +338,12 @@ class ExactOptions:
     memory: Annotated[
         str | None, _exact_option("memory for computations, besides the model (default: 2GB)")
     ] = None
+    cg: Annotated[
+        int | None,
+        _exact_option(
+            "steps of conjugate gradients after EKFAC, for a few queries: each is a pass for each query"
+        ),
+    ] = None
 
     def check(self, index: Any, uncalibrated: bool) -> None:
         """Raise for options that go with an index where there is none, and the other way."""

@@ -1,7 +1,7 @@
 """Products of the Gauss-Newton matrix with vectors, G v = mean over examples of Jᵀ H J v.
 
 J is the Jacobian of what the model returns, H the second derivative of the loss with respect to that. J v takes a
-forward pass in forward mode, H one more derivative of the loss alone, Jᵀ an ordinary backward pass: no matrix is formed.
+forward pass in forward mode, H one more derivative of the loss alone, Jᵀ an ordinary backward pass: there is no matrix.
 The loss may be any function of the model's outputs, such as logits; G is defined where nothing else of the model
 enters it, and positive where it is convex in them.
 """
