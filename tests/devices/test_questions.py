@@ -10,10 +10,13 @@ from settings import assert_near
 import toy
 import unde
 from unde import Index
+from unde.data import Rows
 from unde.devices import Compute
-from unde.evaluate import baseline_scores, tail_patch
+from unde.evaluate import Bank, TrainingSpec, baseline_scores, tail_patch
+from unde.index.calibrate import QueryUtility
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
+from unde.ui.explorer.ranking import ScoreCache
 
 KERNEL = 1e-4  # tolerance through a kernel
 QUERIES, LEARNING = toy.data(4, seed=5), toy.data(24, seed=9)
@@ -98,6 +101,28 @@ def patched(_index, device):
     return torch.from_numpy(result.summed.per_query)
 
 
+def trained(index, device):
+    """Models of a bank, one of them in a stack, on queries."""
+    task, rows = Classification(), Rows(QUERIES)
+    spec = TrainingSpec(
+        lambda seed: toy.net(seed).to(device),
+        toy.data(22),
+        task.loss,
+        torch.optim.AdamW,
+        epochs=2,
+        batch_size=8,
+    )
+    measure = QueryUtility(task, rows)
+    bank = Bank.run(index.folder / f"bank-{device}", train=spec, utility=measure, n_train=22, subsets=2)
+    return torch.from_numpy(bank.utility["queries"])
+
+
+def live(index, _device):
+    """What the live page holds of a query."""
+    held = ScoreCache.forward(index.score(QUERIES).select(torch.tensor([1])))
+    return held.total(torch.linspace(0.5, 1.5, len(index.groups.names)))
+
+
 def changed(index, _device):
     index.append(toy.data(3, seed=7), progress=False)
     index.remove([1, 23])
@@ -119,6 +144,8 @@ ASKED = {
         lambda index, _: unde.learn_weights(index.score(LEARNING), k=5, solver="fixed-point").values,
     ),
     "tail-patch": ("tracin", patched),
+    "bank": ("tracin", trained),
+    "live page": ("cosine", live),
     "baselines": (
         "tracin",
         lambda _, device: baseline_scores(toy.net().to(device), Classification(), toy.data(22), QUERIES)[

@@ -19,6 +19,8 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from unde.data import to_device
+from unde.devices import device_of
 from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
 from unde.evaluate.optimizers import is_elementwise, rebuild, use_fused
 
@@ -75,7 +77,7 @@ class StackedTrainer:
         model = copy.deepcopy(self.models[0])
         before = {name: (b, b.clone()) for name, b in model.named_buffers()}
         with torch.no_grad(), isolated_rng(0):
-            self.spec.loss(model, next(self.spec.batches(*assignment)))
+            self.spec.loss(model, to_device(next(self.spec.batches(*assignment)), device_of(model)))
         after = dict(model.named_buffers())
         for name, (buffer, _) in before.items():
             if after.get(name) is not buffer:
@@ -102,7 +104,7 @@ class StackedTrainer:
     def backward(self) -> Tensor:
         """Compute the gradients of the next batches; returns the (S,) losses."""
         try:
-            batches = next(self.batches)
+            batches = to_device(next(self.batches), device_of(self.models[0]))
             self.optimizer.zero_grad()
             losses = vmap(self.single_loss, in_dims=(0, 0, 0), randomness="error")(
                 self.trained, self.buffers, batches

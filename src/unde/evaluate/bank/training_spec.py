@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unde.data import Rows, map_tensors
+from unde.data import Rows, map_tensors, to_device
+from unde.devices import device_of
 from unde.errors import UndeError, require_positive
 from unde.evaluate.optimizers import use_fused
 
@@ -186,6 +187,7 @@ class SingleTrainer:
     def backward(self, batch: Any) -> Tensor:
         """Compute the gradients of a batch; returns its loss."""
         self.optimizer.zero_grad()
+        batch = to_device(batch, device_of(self.model))
         if self.spec.channels_last:
             batch = map_tensors(batch, _channels_last)
         loss = self.spec.mean_loss(self.model, batch)
