@@ -142,7 +142,7 @@ def solve(
             generator = torch.Generator().manual_seed(0)
             signs = torch.randint(2, (PROBES, m.width), generator=generator).to(gradients).mul_(2).sub_(1)
             trace = float((signs * curvature.times(signs, "trace of the Gauss-Newton matrix")).sum()) / PROBES
-            scale = float(dampings.double().sum()) / kernel.damping / trace
+            scale = float(dampings.cpu().double().sum()) / kernel.damping / trace
 
         def multiply(vectors: Tensor, step: int) -> Tensor:
             product = curvature.times(vectors, f"conjugate gradients, step {step + 1} of {steps}")
