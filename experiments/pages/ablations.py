@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
-from experiments.pages.bank_results import BANKS, methods_of
+from experiments.pages.bank_results import BANKS, methods_of, reliable
 from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
 from unde.evaluate import pattern_similarity
 
@@ -66,6 +66,24 @@ def sensitivity_to_k(book: Book) -> str:
         for bank in BANKS
     }
     return swept_table(found, "lds", columns, theirs)
+
+
+def grids(book: Book) -> str:
+    """LDS on the evaluation over all (k, λ′), of banks that can tell."""
+    parts = []
+    for bank in reliable(book):
+        maps = {}
+        for method, row in methods_of(book, bank).items():
+            values = {(k, decay): 100 * mean for k, decay, mean in row["grid"]}
+            ks, decays = (sorted({point[i] for point in values}) for i in (0, 1))
+            if len(values) == len(ks) * len(decays):
+                table = [[values[k, decay] for decay in decays] for k in ks]
+                maps[method] = ([f"k = {k}" for k in ks], [f"λ′ = {d:g}" for d in decays], table)
+        if maps:
+            title = f"{BANKS[bank].name}: LDS (%) under weights by Algorithm 1"
+            svg = figures.heat(maps, title=title, digits=1)
+            parts.append(book.figure(f"search-{bank}", svg, title))
+    return paragraphs(*parts)
 
 
 def losses(book: Book) -> str:
@@ -266,6 +284,7 @@ PARTS = {
     "group_strength": single_groups,
     "likeness": likeness,
     "sensitivity_k": sensitivity_to_k,
+    "grids": grids,
     "noise": noise,
     "losses": losses,
     "transfer_data_sets": across_data_sets,

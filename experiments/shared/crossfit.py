@@ -54,7 +54,10 @@ def folds(bank: Bank, parts: int = 2, choosing: int = 1) -> list[Fold]:
 
 
 def estimate(predictions: Sequence[np.ndarray], utility: np.ndarray, over: Sequence[Fold]) -> Estimate:
-    """LDS of the predictions (S, Q) of each fold on what judges there, averaged over folds, query by query."""
+    """LDS of the predictions (S, Q) of each fold on what judges there, averaged over folds, query by query.
+
+    Folds draw their own bootstraps. A model that judges in n of them would seem to be n: deviations are scaled by √n.
+    """
     values = np.full((len(over), utility.shape[1]), np.nan)
     means, keys = np.zeros(BOOTSTRAP), []
     for row, (predicted, fold) in enumerate(zip(predictions, over, strict=True)):
@@ -64,6 +67,8 @@ def estimate(predictions: Sequence[np.ndarray], utility: np.ndarray, over: Seque
         assert found.subset_bootstrap is not None
         means += found.subset_bootstrap.means / len(over)
         keys.append(found.subset_bootstrap.key)
+    judgements = np.mean(np.sum([fold.judging_models for fold in over], axis=0))
+    means = means.mean() + np.sqrt(judgements) * (means - means.mean())
     return Estimate(np.nanmean(values, axis=0), SubsetBootstrap(means, len(utility), "".join(keys)))
 
 

@@ -43,6 +43,18 @@ def test_folds_judge_what_they_did_not_choose_on():
         assert crossfit.estimate([single[1]] * len(found), utility, found).mean < 0.5
 
 
+def test_models_that_judge_in_several_folds_count_once():
+    """The interval over models is about that of all models at once, however many folds share them."""
+    predicted, utility = planted(queries=60, models=64)
+    bank, noisy = types.SimpleNamespace(utility={"eval": utility, "learn": utility}), predicted.mean(2)
+    widths = [
+        crossfit.estimate([noisy] * n, utility, crossfit.folds(bank, n)).subset_bootstrap.standard_error()
+        for n in (2, 4, 8)
+    ]
+    expected = crossfit.of_predictions(noisy, utility).subset_bootstrap.standard_error()
+    np.testing.assert_allclose(widths, expected, rtol=0.35)
+
+
 def test_predictions_of_groups_sum_to_those_of_scores():
     scores = from_arrays(
         torch.randn(5, 30, 3, generator=torch.Generator().manual_seed(0)), groups=["a", "b", "c"]
