@@ -28,6 +28,7 @@ from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
 from unde.ui.demo import digits
 
+DAMPING = 0.1  # of the study `label_free`
 # The paper's methods on projected features, at the default damping of the kind of task; the study `lds` sweeps it
 IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
 TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(), "EKFAC": EKFAC()}
