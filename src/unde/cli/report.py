@@ -185,10 +185,10 @@ def serve(
 
 def demo(
     out: Annotated[Path, path_option("folder for the page, the index and the weights")] = Path("demo"),
-    method: MethodName = "trak",
-    seed: Annotated[int, option("seed of the training and the projection")] = 0,
+    method: MethodName = "tracin",
+    seed: Annotated[int, option("seed of the data and the training")] = 0,
 ) -> None:
-    """Train a small ResNet on real digits and see which of them mattered, in a page.
+    """Fine-tune a small model on real digits, calibrate, and see which digits mattered, in a page.
 
     Example: `unde demo --out demo` writes demo/report.html
     """

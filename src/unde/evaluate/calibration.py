@@ -122,12 +122,17 @@ def crossfit(
     utility: np.ndarray,
     curves: Sequence[Sequence[str]] | None = None,
     seed: int = 0,
+    weighted: bool = True,
 ) -> np.ndarray:
-    """(S, Q) predictions of every model and query by a selection that saw neither."""
+    """(S, Q) predictions of every model and query by a selection that saw neither; without weights if so asked."""
     out = np.empty(utility.shape)
     for models, queries in crossfit_folds(*utility.shape, seed):
         fit = np.ix_(~models, ~queries)
-        chosen = select({n: p[fit] for n, p in predictions.items()}, utility[fit], curves, seed + 1)
+        seen = {n: p[fit] for n, p in predictions.items()}
+        if weighted:
+            chosen = select(seen, utility[fit], curves, seed + 1)
+        else:
+            chosen = ChosenSetting(select_setting(seen, utility[fit], curves))
         out[np.ix_(models, queries)] = chosen.predict(predictions)[np.ix_(models, queries)]
     return out
 

@@ -126,7 +126,7 @@ class Calibrator:
             )
         chosen = statistics.select(predictions, utility, curves, self.seed)
         fair = statistics.crossfit(predictions, utility, curves, self.seed)
-        ceiling, digests, weights = None, self.rows.digests(), None
+        ceiling, digests, weights, unweighted = None, self.rows.digests(), None, None
         if truth.second_utility is not None:
             repeated = np.array(truth.repeated)
             agreement = statistics.reliability(utility, truth.second_utility, repeated)
@@ -135,6 +135,8 @@ class Calibrator:
             story = {"how": FITTED, "weight_decay": chosen.weight_decay}
             names = list(self.opened.groups.names)
             weights = Weights(torch.from_numpy(chosen.weights), names, digests, story)
+            plain = statistics.crossfit(predictions, utility, curves, self.seed, weighted=False)
+            unweighted = statistics.measure(plain, utility)
         rated: list[dict[str, Any]] = [
             {"name": name, **_rate(p.sum(2), utility)} for name, p in predictions.items()
         ]
@@ -143,6 +145,7 @@ class Calibrator:
             setting=candidates.settings[chosen.setting],
             weights=weights,
             expected=statistics.measure(fair, utility),
+            unweighted=unweighted,
             ceiling=ceiling,
             settings=sorted(rated, key=lambda row: -row["lds"]),
             baselines={

@@ -14,7 +14,7 @@ import torch
 
 from unde import methods
 from unde.errors import UndeError
-from unde.evaluate.estimate import Estimate, SubsetBootstrap
+from unde.evaluate.estimate import Estimate, SubsetBootstrap, paired
 from unde.index.settings import Setting
 from unde.methods import Method
 from unde.store.files import read_json, write_atomically
@@ -35,6 +35,7 @@ class Calibration:
         weights: The weights that go with it; None where uniform weights are as good.
         expected: The LDS to expect of both, cross-fitted: no model or query is judged by what it chose. `ci95_total`
             is the half width of its 95 % interval over queries and models.
+        unweighted: The LDS to expect without the weights, cross-fitted alike; None where weights are uniform.
         ceiling: The LDS that a perfect prediction would have, given the noise between two seeds; None if unknown.
         settings: {"name", "lds", "ci95"} of every setting with uniform weights, the best first. The chosen one was
             chosen by these models, so its LDS here is slightly too high; `expected` is not.
@@ -62,8 +63,14 @@ class Calibration:
     index: str
     query_digests: Sequence[str]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    unweighted: Estimate | None = None
     masks: np.ndarray | None = None
     utility: np.ndarray | None = None
+
+    @property
+    def gain(self) -> Estimate | None:
+        """The LDS that weights add, cross-fitted, query by query; None where weights are uniform."""
+        return None if self.unweighted is None else paired(self.unweighted, self.expected)
 
     @property
     def method(self) -> Method:
@@ -75,7 +82,7 @@ class Calibration:
         return self.setting.name + ("" if self.weights is None else ", with fitted weights")
 
     def __str__(self) -> str:
-        lds, half = 100 * self.expected.mean, 100 * (self.expected.ci95_total or self.expected.ci95)
+        lds, half = _percent(self.expected)
         most = "" if self.ceiling is None else f" of at most {100 * self.ceiling:.0f}"
         if self.ceiling is not None and self.ceiling <= self.expected.mean:
             most = ", as much as the noise between seeds leaves"
@@ -86,9 +93,12 @@ class Calibration:
                 f"{self.choice}: LDS {lds:.0f} (± {half:.0f}) on {self.halves} short continued trainings{others}. "
                 "This orders settings; it is no estimate for retrained models"
             )
+        added = ""
+        if self.gain is not None:
+            added = ", of which weights add {:.1f} (± {:.1f})".format(*_percent(self.gain))
         return (
             f"{self.choice}: on {self.halves} retrained models these scores predict {lds:.0f} (± {half:.0f})"
-            f"{most}{others} (LDS, %)"
+            f"{added}{most}{others} (LDS, %)"
         )
 
     def __repr__(self) -> str:
@@ -113,7 +123,7 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str] | StorePath) -> None:
         """Write a JSON file; an interrupted write leaves an older file as it is."""
-        weights, spread = self.weights, self.expected.subset_bootstrap
+        weights = self.weights
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -123,10 +133,8 @@ class Calibration:
             "weights": None
             if weights is None
             else dict(zip(weights.groups, weights.values.tolist(), strict=True)),
-            "expected": {
-                "per_query": [None if np.isnan(v) else v for v in self.expected.per_query.tolist()],
-                "replicates": [] if spread is None else spread.means.tolist(),
-            },
+            "expected": _describe(self.expected),
+            "unweighted": None if self.unweighted is None else _describe(self.unweighted),
         }
         if self.masks is not None and self.utility is not None:
             packed = [np.packbits(row).tobytes().hex() for row in self.masks]
@@ -162,16 +170,33 @@ class Calibration:
             ) from None
 
 
-_CODED = ("setting", "weights", "expected", "masks", "utility")
+_CODED = ("setting", "weights", "expected", "unweighted", "masks", "utility")
 # fields that a file holds as they are
 _PLAIN = [f.name for f in fields(Calibration) if f.name not in _CODED]
 
 
-def _from_content(content: Mapping[str, Any]) -> Calibration:
-    named, expected = content["weights"], content["expected"]
-    values = np.array([np.nan if v is None else v for v in expected["per_query"]], dtype=np.float64)
-    replicates = np.array(expected["replicates"], dtype=np.float64)
+def _percent(estimate: Estimate) -> tuple[float, float]:
+    """The mean and the half width of the widest interval that is known, in %."""
+    return 100 * estimate.mean, 100 * (estimate.ci95_total or estimate.ci95)
+
+
+def _describe(estimate: Estimate) -> dict[str, Any]:
+    spread = estimate.subset_bootstrap
+    return {
+        "per_query": [None if np.isnan(v) else v for v in estimate.per_query.tolist()],
+        "replicates": [] if spread is None else spread.means.tolist(),
+    }
+
+
+def _estimate(content: Mapping[str, Any]) -> Estimate:
+    values = np.array([np.nan if v is None else v for v in content["per_query"]], dtype=np.float64)
+    replicates = np.array(content["replicates"], dtype=np.float64)
     spread = SubsetBootstrap(replicates, len(replicates), "jackknife") if len(replicates) else None
+    return Estimate(values, spread)
+
+
+def _from_content(content: Mapping[str, Any]) -> Calibration:
+    named, plain = content["weights"], content.get("unweighted")
     weights = None
     if named is not None:
         tensor = torch.tensor([float(v) for v in named.values()], dtype=torch.float64)
@@ -184,7 +209,8 @@ def _from_content(content: Mapping[str, Any]) -> Calibration:
     return Calibration(
         Setting(methods.parse(content["method"]), bool(content["last_checkpoint"])),
         weights,
-        Estimate(values, spread),
+        _estimate(content["expected"]),
+        unweighted=None if plain is None else _estimate(plain),
         **{name: content[name] for name in _PLAIN},
         masks=masks,
         utility=utility,

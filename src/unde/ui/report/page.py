@@ -22,6 +22,7 @@ from unde.ui.report.calibration import calibration_section
 from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
+from unde.ui.report.summary import SummaryPanel, summary_section
 from unde.ui.report.tables import (
     Card,
     ResultTable,
@@ -87,6 +88,7 @@ class Page:
     title: str
     subtitle: str = ""
     cards: Sequence[Card] = ()
+    summary: SummaryPanel | None = None
     queries: Sequence[QueryPanel] = ()
     weights: WeightsPanel | Sequence[WeightsPanel] | None = None
     calibration: Calibration | None = None
@@ -133,6 +135,7 @@ class Page:
             ),
             el(
                 "main",
+                None if self.summary is None else summary_section(self.summary),
                 el(
                     "aside.warnings",
                     el("h2", "Read this first", id="warnings-title"),

@@ -195,7 +195,7 @@ def _set(panel: WeightsPanel, order: str, highest: float | None, several: bool) 
     table = result_table(ResultTable(f"Largest {min(_TOP, count)} of {count}", ["group", "weight", ""], rows))
     largest = el("div.pair", table, _objective(panel))
     title = f"Bar plot of the weights {panel.name}".strip() + f" of {counted(count, 'group')} {order}"
-    plot = bar_plot(_bars(panel), title=title, highest=highest, compact=several)
+    plot = bar_plot(weight_bars(panel), title=title, highest=highest, compact=several)
     return el(
         "article.weight-set",
         el("h3", panel.name or "Weights"),
@@ -243,7 +243,7 @@ def in_words(values: np.ndarray) -> str:
     return words + (f" Below 0.01, and hardly counting: {counted(silent, 'group')}." if silent else "")
 
 
-def _bars(panel: WeightsPanel) -> list[Bar]:
+def weight_bars(panel: WeightsPanel) -> list[Bar]:
     """A bar for each group; the largest carry their rank."""
     ranks = {group: str(rank) for rank, group in enumerate(_descending(panel)[:_RANKED], 1)}
     blocks = panel.blocks
