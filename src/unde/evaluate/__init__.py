@@ -2,7 +2,9 @@
 
 from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.baselines import baseline_scores, bm25, random_indices
+from unde.evaluate.choices import ChoiceComparison, compare_choices
 from unde.evaluate.compare import Comparison, FineGrained, compare, fine_grained
+from unde.evaluate.counterfactual import Counterfactual, counterfactual
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.group_strength import (
     Heatmap,
@@ -15,21 +17,28 @@ from unde.evaluate.hidden_states import representation_distance, representation_
 from unde.evaluate.metrics import lds, mislabel_auc, mislabel_auc_interval, recall_at_k
 from unde.evaluate.search import WeightSearch, search
 from unde.evaluate.tail_patch import TailPatch, tail_patch
+from unde.evaluate.utility import QueryUtility, TargetUtility
 
 Training = TrainingSpec  # its name before 0.3
 
 __all__ = [
     "Bank",
+    "ChoiceComparison",
     "Comparison",
+    "Counterfactual",
     "Estimate",
     "FineGrained",
     "Heatmap",
+    "QueryUtility",
     "TailPatch",
+    "TargetUtility",
     "TrainingSpec",
     "WeightSearch",
     "baseline_scores",
     "bm25",
     "compare",
+    "compare_choices",
+    "counterfactual",
     "fine_grained",
     "lds",
     "lds_strength",

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from unde import console
-from unde.data import Rows, to_device
+from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
 from unde.evaluate.bank import Bank, TrainingSpec
@@ -26,14 +26,13 @@ from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
 from unde.evaluate.calibration import quantile, standard_error
 from unde.evaluate.ground_truth import FEWEST_HALVES, GroundTruth, parse_bank
-from unde.gradients.model_state import frozen_eval
+from unde.evaluate.utility import QueryUtility
 from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
 from unde.index.settings import Candidates
 from unde.index.state import IndexState
 from unde.parallel import Executor
 from unde.scoring.data_splits import refuse_shared
 from unde.store import layout
-from unde.tasks.base import Task
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -42,7 +41,6 @@ MOST_HALVES = 1024  # subsets of the plan: a later call may ask for more than th
 REPEATED = 2  # halves that are trained with a second seed, after the first few
 SURE_FROM = statistics.FEWEST_FOR_WEIGHTS  # halves before the training may stop early
 SURE_WITHIN = 0.01  # it stops when no other setting is better by more than this LDS, with 95 % confidence
-BATCH = 32  # queries that go through a model at once
 Retrain = Callable[[np.ndarray, int], nn.Module]
 
 
@@ -179,23 +177,6 @@ def _rate(predicted: np.ndarray, utility: np.ndarray) -> dict[str, Any]:
 
 
 # --- training ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class QueryUtility:
-    """How well a model does on the queries: −loss, one number for each."""
-
-    task: Task
-    rows: Rows
-
-    @torch.no_grad()
-    def __call__(self, model: nn.Module) -> torch.Tensor:
-        first = next(iter(model.parameters()), None)
-        device = torch.device("cpu") if first is None else first.device
-        cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
-        with frozen_eval(model):
-            parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]
-        return -torch.cat(parts).cpu().double()
 
 
 @dataclass(frozen=True, eq=False)
