@@ -12,7 +12,7 @@ from torch import nn
 from refusals import refused
 from unde import Setup, UndeError
 from unde.checkpoints import load_checkpoint
-from unde.integrations.transformers import CheckpointRecorder, recorded
+from unde.integrations.transformers import CheckpointRecorder, read_record, recorded
 from unde.tasks import CausalLM
 
 pytest.importorskip("accelerate")
@@ -70,6 +70,10 @@ def test_every_few_steps_instead_of_every_save(tmp_path):
 def test_recorded_checkpoints_make_tracincp(tmp_path):
     trainer = train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
     checkpoints, rates = recorded(tmp_path / "rec")
+    moments, correction = read_record(tmp_path / "rec").second_moments, 1 - 0.999**STEPS
+    for name, p in trainer.model.named_parameters():
+        want = trainer.optimizer.state[p]["exp_avg_sq"] / correction
+        torch.testing.assert_close(moments[name], want, rtol=1e-5, atol=0)
     setup = Setup(trainer.model, CausalLM(), DATA[:4])
     index = index_of(setup, tmp_path / "idx", checkpoints=checkpoints, checkpoint_weights=rates)
     expected = torch.zeros(4)
@@ -117,7 +121,7 @@ def test_rates_that_differ_are_refused(tmp_path):
 
 
 def test_views_of_one_memory_are_saved(tmp_path):
-    from unde.integrations.transformers import _save
+    from unde.integrations.training import save_state
 
     class Packed(nn.Module):
         def __init__(self):
@@ -129,7 +133,7 @@ def test_views_of_one_memory_are_saved(tmp_path):
             self.register_buffer("d", packed[3:9])
             self.register_buffer("none", torch.empty(0))
 
-    _save(tmp_path / "w.safetensors", Packed())
+    save_state(tmp_path / "w.safetensors", Packed().state_dict())
     found = load_file(tmp_path / "w.safetensors")
     assert set(found) == {"a", "b", "d", "none"}
     assert found["d"].tolist() == [3, 4, 5, 6, 7, 8]

@@ -33,7 +33,7 @@ def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[
     >>> scales({"weight": torch.tensor([[16.0, 0.0]])}, layer, ["weight"])["scale/weight"]
     tensor([[0.5000, 0.0000]])
     """
-    moments = _by_name(second_moments, model)
+    moments = moments_by_name(second_moments, model)
     parameters = dict(model.named_parameters())
     out = {}
     for name in names:
@@ -73,7 +73,7 @@ def of_gradients(model: nn.Module, task: Task, rows: Rows, names: Sequence[str])
     return {name: square / len(where) for name, square in zip(names, total)}
 
 
-def _by_name(source: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
+def moments_by_name(source: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
     """(v̂, ε) of each parameter."""
     if isinstance(source, torch.optim.Optimizer):
         names = {id(p): n for n, p in model.named_parameters()}
