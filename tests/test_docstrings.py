@@ -8,7 +8,7 @@ import unde
 from unde import evaluate, methods, tasks
 
 OWNERS = {
-    "unde": (unde, "learn_weights"),
+    "unde": (unde, "learn_weights select"),
     "unde.Index": (
         unde.Index,
         "build open finish merge plan verify append remove repack features score learn_weights calibrate "
@@ -16,7 +16,10 @@ OWNERS = {
     ),
     "unde.GroupScores": (unde.GroupScores, "total top regroup rescore"),
     "unde.Groups": (unde.Groups, "by_tensor by_layer consecutive by_pattern"),
-    "unde.evaluate": (evaluate, "lds compare mislabel_auc tail_patch recall_at_k"),
+    "unde.evaluate": (
+        evaluate,
+        "lds compare compare_choices counterfactual mislabel_auc tail_patch recall_at_k",
+    ),
     "unde.evaluate.Bank": (evaluate.Bank, "run"),
     "unde.Weights": (unde.Weights, "save load"),
 }

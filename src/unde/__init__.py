@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unde.groups import Groups
     from unde.index import Index
     from unde.index.exact import attribute
+    from unde.index.select import select
     from unde.scoring import GroupScores
     from unde.setup import Setup
     from unde.tasks import Task
@@ -31,6 +32,7 @@ __all__ = [
     "evaluate",
     "learn_weights",
     "methods",
+    "select",
     "tasks",
 ]
 
@@ -44,6 +46,7 @@ _MODULES = {
     "Weights": "unde.weights",
     "attribute": "unde.index.exact",
     "learn_weights": "unde.weights",
+    "select": "unde.index.select",
 }
 _SUBMODULES = [
     "evaluate",
