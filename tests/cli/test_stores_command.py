@@ -66,6 +66,26 @@ def test_an_index_that_may_only_be_read(project, store):
     assert denied.called
 
 
+def test_push_writes_a_card(project, store, tmp_path):
+    run("build", f"{project}:make", "--out", "idx", "--projection", "none", "--method", "ekfac")
+    assert "README.md" in run("push", "idx", store / "hub")
+    card = (store / "hub" / "README.md").read_text()
+    fingerprint = json.loads((tmp_path / "idx" / "manifest.json").read_text())["models"][0]
+    for words in (
+        "library_name: unde", "60 examples", "EKFAC", fingerprint, "Classification", f"{project}:make", "none: how well"
+    ):  # fmt: skip
+        assert words in card
+    assert str(tmp_path) not in card
+    assert "already" in run("push", "idx", store / "hub")
+    run("pull", store / "hub", "elsewhere")
+    assert (tmp_path / "elsewhere" / "README.md").read_text() == card
+    assert "not of the index" not in invoke("push", "elsewhere", store / "hub")
+    (store / "hub" / "README.md").write_bytes(b"mine")
+    assert "stays as it is" in invoke("push", "idx", store / "hub")
+    assert (store / "hub" / "README.md").read_bytes() == b"mine"
+    run("verify", "elsewhere")
+
+
 def test_no_index_at_a_url(project, store):
     with pytest.raises(UndeError, match=r"memory://.* holds no unde index"):
         run("attribute", f"{project}:make", "--index", store / "nothing")

@@ -11,7 +11,7 @@ from unde import console
 from unde.cli.options import indexes, option
 from unde.errors import UndeError
 from unde.store.files import read_start
-from unde.store.layout import MANIFEST
+from unde.store.layout import CARD, MANIFEST
 from unde.store.remote import StorePath, exists, is_local, place
 
 if TYPE_CHECKING:
@@ -29,15 +29,26 @@ Url = Annotated[Any, typer.Argument(parser=place, metavar="URL", help="such as s
 def push(source: Local, url: Url) -> None:
     """Copy an index, a bank or weights to an object store, and check them on the way.
 
-    Equal files are skipped, so an interrupted copy resumes. A target that holds something else is refused.
+    Equal files are skipped, so an interrupted copy resumes. A target that holds something else is refused. Beside an
+    index a card is written, README.md, as model hubs show it: model, data, method, calibration, how to ask. A README.md
+    that somebody else wrote stays.
 
     Examples:
 
     `unde push runs/idx s3://bucket/idx`
 
+    `unde push runs/idx hf://datasets/me/idx`
+
     `unde push weights.json gs://bucket/weights.json`
     """
+    from unde.index.card import write_card
+
     _transfer(source, url, source, url, "push DIR URL")
+    if (source / MANIFEST).exists():
+        if write_card(url):
+            console.echo(f"{url / CARD}: what the index is and how to ask it")
+        else:
+            console.note(f"{url / CARD} is not of unde push: it stays as it is")
 
 
 def pull(url: Url, target: Local) -> None:

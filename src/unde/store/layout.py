@@ -17,6 +17,7 @@ MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safete
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 FISHERS = {"sampled": FISHER, "true": "fisher-true"}  # by the kind of labels
 CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
+CARD = "README.md"  # what `unde push` writes for people
 CALIBRATION, CALIBRATION_HALVES = "calibration.json", "halves"
 CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 
@@ -57,6 +58,7 @@ ENTRIES = (
         SOURCE, "what it was built from", "name model and data to the next command", "unde build, unde append"
     ),
     Entry(RUN, "the options it was built with", "the same `unde build` writes it anew", "unde build"),
+    Entry(CARD, "what the index is, for people", "the next push writes it", "unde push"),
     Entry(LOG, "how long builds took", "nothing is lost but the times", "build, append"),
     Entry(LOCK, "who is writing", "nothing, if nobody is", "whoever writes"),
 )
@@ -66,7 +68,7 @@ _TENSORS = r"\w[\w.-]*\.safetensors"
 _INSIDE = f"({'|'.join(FISHERS.values())})"
 _FILES = re.compile(
     rf"({_INSIDE}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
-    rf"|{re.escape(CALIBRATION)}|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    rf"|{re.escape(CALIBRATION)}|{re.escape(SOURCE)}|{re.escape(RUN)}|{re.escape(CARD)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
 

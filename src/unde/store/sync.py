@@ -79,7 +79,7 @@ def copy_file(content: bytes, target: StorePath) -> CopyCount:
 
 def delete_index(folder: StorePath, keep: Collection[str] = ()) -> None:
     """Delete all files of an index but its lock, what processes share, and those to `keep`; the manifest goes last."""
-    keep = {*keep, layout.LOCK, layout.SCRATCH, layout.MANIFEST}
+    keep = {*keep, layout.LOCK, layout.SCRATCH, layout.MANIFEST, layout.CARD}
     for name in sorted(filter(layout.is_index_name, layout.list_names(folder))):
         if name not in keep:
             path = folder / name
