@@ -44,6 +44,28 @@ def marked():
     return setup
 """
 
+TRAINED = (
+    PROJECT
+    + """
+def trained():
+    setup = make()
+    x, y = setup.train_data
+    def train(indices, seed):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        rows = torch.as_tensor(indices)
+        for _ in range(20):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        return model
+    setup.train = train
+    setup.model = train(range(len(x)), 0)
+    return setup
+"""
+)
+
 
 def run(*arguments, both=False, columns=100):
     """What a command prints; its line, or the beginning of it, may be one text. With `both`, stderr too."""

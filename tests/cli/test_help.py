@@ -11,12 +11,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from unde import cli, methods
-from unde.cli import options
+from unde.cli import options, select
+from unde.index.select import STRATEGIES
 from unde.store import factored
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
-    *("calibrate", "learn", "attribute", "evaluate", "audit", "report", "serve"),
+    *("calibrate", "learn", "attribute", "evaluate", "audit", "select", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 
@@ -43,7 +44,9 @@ def test_every_command_says_what_it_does_with_an_example(name):
     assert re.search(rf"Examples?: .*unde {name} \S", text)
 
 
-@pytest.mark.parametrize("name", ["demo", "plan", "build", "learn", "attribute", "evaluate", "report"])
+@pytest.mark.parametrize(
+    "name", ["demo", "plan", "build", "learn", "attribute", "evaluate", "select", "report"]
+)
 def test_all_methods_are_listed(name):
     [option] = [p for p in get_command(cli.app).commands[name].params if p.name == "method"]
     assert option.help in told(name)
@@ -71,6 +74,7 @@ def test_plan_takes_what_build_takes():
 def test_names_in_help_are_those_of_the_library():
     assert options.METHODS == methods.NAMES
     assert options.CODECS == factored.NAMES
+    assert select.STRATEGIES == STRATEGIES
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["report", "--help"]])

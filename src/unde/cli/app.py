@@ -14,12 +14,14 @@ from typer.core import TyperGroup
 
 from unde import console
 from unde.cli.append import append, merge, remove, repack
-from unde.cli.attribute import attribute, evaluate
+from unde.cli.attribute import attribute
 from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
+from unde.cli.evaluate import evaluate
 from unde.cli.learn import calibrate, learn
 from unde.cli.options import expand_groups
 from unde.cli.report import demo, report, serve
+from unde.cli.select import select
 from unde.cli.store import pull, push, verify
 from unde.errors import UndeError
 from unde.version import __version__
@@ -68,7 +70,7 @@ app = typer.Typer(
 PANELS = {
     "Start": (demo,),
     "Make an index": (plan, build, finish, append, remove, merge, repack),
-    "Ask it": (calibrate, learn, attribute, evaluate, audit, report, serve),
+    "Ask it": (calibrate, learn, attribute, evaluate, audit, select, report, serve),
     "Files and speed": (verify, push, pull, bench),
 }
 for panel, commands in PANELS.items():

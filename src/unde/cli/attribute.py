@@ -1,8 +1,7 @@
-"""`unde attribute` and `unde evaluate`: the training examples that mattered most, and how good scores are."""
+"""`unde attribute`: the training examples that mattered most."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +16,6 @@ from unde.cli.options import (
     IndexPath,
     MethodOfIndex,
     ModelOptions,
-    Queries,
     QueryField,
     Span,
     Uncalibrated,
@@ -275,120 +273,3 @@ def _brief(text: str, characters: int) -> str:
         return line
     space = line.rfind(" ", 0, characters - 1)
     return f"{line[: space if space > 0 else characters - 2]} …"
-
-
-UNWEIGHTED = "unweighted"
-
-
-def evaluate(
-    index: IndexPath,
-    bank: Annotated[Any, place_option("file of a retraining bank (unde.evaluate.Bank)")],
-    model: ModelOptions,
-    worker: WorkerOptions,
-    queries: Queries = None,
-    query_field: QueryField = None,
-    weights: WeightsFile = None,
-    method: MethodOfIndex = None,
-    utility: Annotated[str, option("which utility of the bank belongs to the queries")] = "eval",
-    search: Annotated[
-        bool, option("choose k and weight decay by the bank, as in the paper, and measure that cross-fitted")
-    ] = False,
-    out: Annotated[Any, place_option("where to save the weights of --search", "--out")] = None,
-    format: Annotated[str, option("table or json")] = "table",
-    uncalibrated: Uncalibrated = False,
-) -> None:
-    """Measure the linear datamodeling score (LDS) of the queries, with and without weights, beside simple baselines.
-
-    The LDS measures how well scores predict models retrained on parts of the data. unde.evaluate.Bank.run makes such a
-    bank. Baselines are BM25 (texts), hidden-state similarity and the training loss; the last column
-    is the paired difference.
-
-    Examples:
-
-    `unde evaluate --index runs/idx --queries eval.jsonl --bank runs/bank.npz --weights weights.json`
-
-    `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
-
-    `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --search --out weights.json`
-    """
-    from unde.cli.project import Project, cached_scores, load_weights
-    from unde.evaluate import Bank, compare, lds, paired
-    from unde.evaluate.baselines import setup_baselines
-    from unde.scoring.data_splits import shared
-
-    check_format(format, "table", "json")
-    if search and weights is not None:
-        raise UndeError("--search learns weights of its own: leave out --weights")
-    if out is not None:
-        if not search:
-            raise UndeError("--out saves the weights of --search: add --search, or leave it out")
-        check_out(out)
-    project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
-    rows = project.disjoint_queries("eval")
-    opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
-    scores = cached_scores(opened, rows, method)
-    retrained = Bank.open(bank)
-    if utility not in retrained.utility:
-        raise unknown("utility of the bank", utility, retrained.utility)
-    masks, values = retrained.masks, retrained.utility[utility]
-    calibration = opened.calibration if method is None else None
-    seen = [] if calibration is None else shared(scores.query_digests, calibration.query_digests)
-    if seen:
-        raise UndeError(
-            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
-            "calibration out (--uncalibrated)"
-        )
-    if search:
-        _search(scores, masks, values, out, format)
-        return
-    learned: Any = scores.default_weights
-    if weights is not None:
-        learned = load_weights(weights, scores.groups, scores.query_digests)
-    if learned is None:
-        estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
-    else:
-        both = compare(scores, learned, masks, values)
-        estimates = {UNWEIGHTED: both.unweighted, "weighted": both.weighted, "difference": both.difference}
-    way = UNWEIGHTED if learned is None else "weighted"
-    best = estimates[way]
-    draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
-    baselines = {
-        name: lds(baseline, masks, values, bootstrap=draws)
-        for name, baseline in setup_baselines(project.setup, rows).items()
-    }
-    differences = {name: paired(baseline, best) for name, baseline in baselines.items()}
-    if format == "json":
-        summary: dict[str, Any] = {n: e.as_dict() for n, e in estimates.items()}
-        summary["baselines"] = {
-            name: e.as_dict() | {"difference": differences[name].as_dict()} for name, e in baselines.items()
-        }
-        console.echo(json.dumps(summary, indent=1))
-    else:
-        signed = {
-            n: f"{100 * d.mean:+.2f} ± {100 * d.ci95:.2f}".replace("-", "−") for n, d in differences.items()
-        }
-        lines = [
-            [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", signed.get(n, "")]
-            for n, e in (estimates | baselines).items()
-        ]
-        console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], lines)
-    for name, difference in differences.items():
-        if difference.mean + difference.ci95 < 0:
-            console.note(
-                f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
-                f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
-            )
-
-
-def _search(scores: GroupScores, masks: Any, utility: Any, out: Any, format: str) -> None:
-    """Print what the paper's search finds on these queries, and save its weights."""
-    from unde.evaluate import search
-
-    result = search(scores, (masks, utility))
-    if format == "json":
-        console.echo(json.dumps(result.as_dict(), indent=1))
-    else:
-        console.echo(f"{result.table()}\n{result}")
-    if out is not None:
-        result.weights.save(out)
-        console.note(f"{out}: {result.weights}. They were learned on these queries: use them on other ones")

@@ -203,7 +203,7 @@ def calibrate(
     result = opened.calibrate(
         None
         if bank is not None
-        else _training(project, how, base=base, epochs=epochs, lr=lr, batch_size=batch_size),
+        else training(project, how, base=base, epochs=epochs, lr=lr, batch_size=batch_size),
         rows,
         halves=halves,
         budget=budget,
@@ -230,7 +230,7 @@ def _bank(path: Any, utility: str | None) -> Any:
     return bank.masks, bank.utility[utility]
 
 
-def _training(project: Project, how: str, **options: Any) -> Any:
+def training(project: Project, how: str, **options: Any) -> Any:
     """How models are trained; `options` are those of a fine-tuning."""
     if project.source is not None:
         from unde.integrations.finetuning import fine_tuning
