@@ -20,6 +20,7 @@ from pathlib import Path
 from experiments import runner
 from experiments.pages import (
     ablations,
+    choices,
     downstream,
     extensions,
     labels,
@@ -49,6 +50,7 @@ PARTS: dict[str, Callable[..., str]] = {
     **storage.PARTS,
     **quality.PARTS,
     **outside.PARTS,
+    **choices.PARTS,
     "lds_resnet": lambda book: lds.lds_table(book, "cifar10-resnet", "mnist-resnet"),
     "lds_vit": lambda book: lds.lds_table(book, "cifar10-vit", "mnist-vit"),
     "lds_language": lambda book: lds.lds_table(book, "wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),

@@ -262,6 +262,43 @@ def changing() -> dict[str, Any]:
     return {**given, "more_data": more, "more_ids": [f"doc-{i}" for i in range(50, 60)]}
 
 
+def choosing() -> dict[str, Any]:
+    """An index of a pool of texts, targets, and a recorded training."""
+    from shell import Command, run
+
+    from unde.integrations.training import Recorder
+
+    language()
+    words = "unde build --hf-model my-gpt2 --data train.jsonl --method tracin --out runs/pool"
+    run(Command(words.split()))
+    for name, lines in (("questions", LINES[130:134]), ("law", LINES[134:136]), ("chat", LINES[136:])):
+        json_lines(f"{name}.jsonl", [{"text": line} for line in lines])
+    given = indexed()
+    model, (x, y) = given["model"], given["train_data"]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Recorder("runs/recorded", model, optimizer, every=1):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    targets = {"law": tuple(c[:8] for c in given["queries"]), "chat": tuple(c[8:] for c in given["queries"])}
+    return {**given, "pool": (x, y), **targets}
+
+
+def removing() -> dict[str, Any]:
+    from unde.setup import Recipe
+
+    given = indexed()
+    setup = Recipe("my_project.setup:make").make()
+    return {**given, "setup": setup, "eval_queries": tuple(column[:1] for column in setup.eval_queries)}
+
+
+def training() -> dict[str, Any]:
+    """A model in training, and an index to share."""
+    given = indexed()
+    x, y = given["train_data"]
+    optimizer = torch.optim.Adam(given["model"].parameters(), lr=1e-3)
+    return {**given, "x": x, "y": y, "optimizer": optimizer}
+
+
 def configs() -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -310,5 +347,13 @@ WORLDS: dict[str, World] = {
     "docs/plan.md": World(configs, {"DIR_OR_FILE": "my-gpt2"}),
     "docs/reliability.md": World(indexed),
     "docs/scale.md": World(project),
+    "docs/select.md": World(choosing),
+    "docs/counterfactual.md": World(
+        removing, {"--k 10 --k 50 --first 5": "--k 10 --first 1", "ks=[10, 50]": "ks=[50]"}
+    ),
+    "docs/while-training.md": World(
+        training, {"s3://bucket": "memory://card", "range(300)": "range(4)", "every=100):": "every=2):",
+                   '"runs/idx", method="tracin", **record': '"runs/new", method="tracin", **record'}
+    ),
     "docs/exact.md": World(project),
 }  # fmt: skip
