@@ -1,5 +1,8 @@
 """What is asked of a device: the pretended one answers as real backends do."""
 
+from contextlib import nullcontext
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -63,3 +66,43 @@ def test_a_parameter_that_is_nowhere_is_named():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(UndeError, match=r"'1.weight' is not in memory"):
         devices.device_of(model)
+
+
+class FakeStream:
+    """A stream that notes what is asked of it."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, device):
+        self.device = device
+
+    def record_event(self):
+        self.log.append("copied")
+        return len(self.log)
+
+    def wait_event(self, event):
+        self.log.append(f"wait for {self.log[event - 1]} at {event}")
+
+
+def test_the_next_batch_goes_up_while_the_last_is_used(pretended, monkeypatch):
+    module, device = torch.pretended, torch.device("pretended:0")
+    batches = [(slice(i, i + 1), [{"features": torch.full((2,), float(i))}]) for i in range(3)]
+    assert [rows.start for rows, _ in devices.upload(batches, devices.CPU)] == [0, 1, 2]
+    seen = []
+    for rows, [part] in devices.upload(batches, device):
+        seen.append((rows.start, pretended.counts[0].up, part["features"].tolist()))
+    assert seen == [(0, 2, [0.0, 0.0]), (1, 3, [1.0, 1.0]), (2, 3, [2.0, 2.0])]
+
+    monkeypatch.setattr(FakeStream, "log", log := [])
+    monkeypatch.setattr(module, "Stream", FakeStream, raising=False)
+    monkeypatch.setattr(module, "stream", lambda side: nullcontext(), raising=False)
+    monkeypatch.setattr(module, "current_stream", FakeStream, raising=False)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: log.append("pinned") or x)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: log.append("kept"))
+    for rows, _ in devices.upload(batches, device):
+        log.append(f"used {rows.start}")
+    up = ["pinned", "copied"]
+    assert log == [
+        *up, *up, "wait for copied at 2", "kept", "used 0",
+        *up, "wait for copied at 4", "kept", "used 1", "wait for copied at 9", "kept", "used 2",
+    ]  # fmt: skip
