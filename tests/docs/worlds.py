@@ -316,7 +316,10 @@ def json_lines(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 WORLDS: dict[str, World] = {
-    "README.md": World(both),
+    "README.md": World(
+        both,
+        {"calibrate(train, learn)": "calibrate(train, learn, halves=8)", ", calibration)": ", calibration, ks=[1], decays=[1])"},
+    ),
     "docs/weights.md": World(weights),
     "docs/calibration.md": World(
         calibrated, {"--halves 16 --budget 2h": "--halves 4", "halves=8": "halves=4", "epochs=20": "epochs=2"}
