@@ -18,7 +18,7 @@ OWNERS = {
     "unde.Groups": (unde.Groups, "by_tensor by_layer consecutive by_pattern"),
     "unde.evaluate": (
         evaluate,
-        "lds compare compare_choices counterfactual mislabel_auc tail_patch recall_at_k",
+        "lds compare compare_choices counterfactual mislabel_auc tail_patch recall_at_k text_overlaps",
     ),
     "unde.evaluate.Bank": (evaluate.Bank, "run"),
     "unde.Weights": (unde.Weights, "save load"),

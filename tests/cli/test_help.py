@@ -11,13 +11,14 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from unde import cli, methods
-from unde.cli import options, select
+from unde.cli import leaks, options, select
+from unde.evaluate import overlap
 from unde.index.select import STRATEGIES
 from unde.store import factored
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
-    *("calibrate", "learn", "attribute", "evaluate", "audit", "select", "report", "serve"),
+    *("calibrate", "learn", "attribute", "evaluate", "audit", "leaks", "select", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 
@@ -75,6 +76,7 @@ def test_names_in_help_are_those_of_the_library():
     assert options.METHODS == methods.NAMES
     assert options.CODECS == factored.NAMES
     assert select.STRATEGIES == STRATEGIES
+    assert leaks._WORDS == overlap.SPAN_WORDS
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["report", "--help"]])

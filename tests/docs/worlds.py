@@ -325,6 +325,7 @@ WORLDS: dict[str, World] = {
         calibrated, {"--halves 16 --budget 2h": "--halves 4", "halves=8": "halves=4", "epochs=20": "epochs=2"}
     ),
     "docs/audit.md": World(indexed),
+    "docs/leaks.md": World(weights),
     "docs/banks.md": World(smaller={"subsets=64": "subsets=6", "epochs=20": "epochs=3"}),
     "docs/language-models.md": World(language),
     "docs/object-stores.md": World(stores, {"s3://bucket": "memory://docs", "n_train=1000": "n_train=20"}),

@@ -18,6 +18,7 @@ from unde.cli.attribute import attribute
 from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
 from unde.cli.evaluate import evaluate
+from unde.cli.leaks import leaks
 from unde.cli.learn import calibrate, learn
 from unde.cli.options import expand_groups
 from unde.cli.report import demo, report, serve
@@ -70,7 +71,7 @@ app = typer.Typer(
 PANELS = {
     "Start": (demo,),
     "Make an index": (plan, build, finish, append, remove, merge, repack),
-    "Ask it": (calibrate, learn, attribute, evaluate, audit, select, report, serve),
+    "Ask it": (calibrate, learn, attribute, evaluate, audit, leaks, select, report, serve),
     "Files and speed": (verify, push, pull, bench),
 }
 for panel, commands in PANELS.items():

@@ -89,6 +89,7 @@ def attribute(
     from unde import methods
     from unde.cli.project import Project, cached_scores, load_weights, use_samples
     from unde.scoring import GroupScores, documents
+    from unde.scoring.data_splits import describe_trained
 
     format = _check_output(format, out, overwrite)
     whole_gradients.check(index, uncalibrated)
@@ -109,8 +110,7 @@ def attribute(
         )
         use_samples(project, Path(role), built)
         role = "eval"
-    # Nothing is learned from typed texts, and nothing is measured on them: they may be training data.
-    rows = project.queries(role) if query else project.disjoint_queries(role)
+    rows = project.queries(role)  # nothing is learned or measured: they may be training data
     scores: GroupScores | ExactScores
     if opened is None:
         scores = _exact_scores(project, rows, method, whole_gradients, worker)
@@ -125,6 +125,9 @@ def attribute(
         lists = best if whole is None and not opponents else None
         for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
             console.note(sentence)
+    inside = describe_trained(scores.trained_on(), wholes)
+    if inside:
+        console.note(inside)
     _give(with_texts(best, project.setup, rows, wholes, whole), format, out, by, opponents, named=not query)
 
 

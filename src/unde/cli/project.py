@@ -218,17 +218,17 @@ def select_queries(
     """
     if project.source is not None:
         typed = bool(query) and queries is None
-        rows = project.queries("eval") if typed else project.disjoint_queries("eval")
+        rows = project.queries("eval")
         if typed:
             return QuerySelection(rows, ["your text"] if len(rows) == 1 else project.names("eval"))
         selection = QuerySelection(rows, project.names("eval"))
     elif queries is not None:
         use_samples(project, queries, methods.on_index(method, built))
-        selection = QuerySelection(project.disjoint_queries("eval"))
+        selection = QuerySelection(project.queries("eval"))
     elif query and not _positions(query):
         return _from_text(project, query)
     else:
-        rows = project.disjoint_queries("eval")
+        rows = project.queries("eval")
         selection = QuerySelection(rows, held_out=range(len(rows)))
     return selection.some(_positions_in(query, len(selection.rows))) if query else selection
 

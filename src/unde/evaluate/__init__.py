@@ -15,6 +15,7 @@ from unde.evaluate.group_strength import (
 )
 from unde.evaluate.hidden_states import representation_distance, representation_similarity
 from unde.evaluate.metrics import lds, mislabel_auc, mislabel_auc_interval, recall_at_k
+from unde.evaluate.overlap import Overlap, find_overlaps, text_overlaps
 from unde.evaluate.search import WeightSearch, search
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 from unde.evaluate.utility import QueryUtility, TargetUtility
@@ -29,6 +30,7 @@ __all__ = [
     "Estimate",
     "FineGrained",
     "Heatmap",
+    "Overlap",
     "QueryUtility",
     "TailPatch",
     "TargetUtility",
@@ -39,6 +41,7 @@ __all__ = [
     "compare",
     "compare_choices",
     "counterfactual",
+    "find_overlaps",
     "fine_grained",
     "lds",
     "lds_strength",
@@ -53,5 +56,6 @@ __all__ = [
     "representation_similarity",
     "search",
     "tail_patch",
+    "text_overlaps",
     "unet_cell",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from unde.errors import UndeError
 from unde.fingerprints import origins
+from unde.scoring.documents import Pieces
 
 
 @runtime_checkable
@@ -58,3 +59,18 @@ def refuse_seen(query_digests: Sequence[str], weights: LearnedWeights, name: str
             "numbers, which nobody checks)"
         )
     return bool(digests and learned)
+
+
+def describe_trained(trained: Sequence[int], queries: Pieces) -> str:
+    """Which queries are training examples, in a sentence; "" for none. Asking about these is allowed.
+
+    >>> from torch import tensor
+    >>> describe_trained([1], Pieces(tensor([0, 1, 2]), ["a", "b", "c"]))[:42]
+    '1 of 3 queries is also a training example:'
+    """
+    names = [str(queries.names[q]) for q in sorted({int(queries.of[row]) for row in trained})]
+    if not names:
+        return ""
+    some = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    words = "is also a training example" if len(names) == 1 else "are also training examples"
+    return f"{len(names)} of {len(queries)} queries {words}: {some} (`unde leaks` compares them)"

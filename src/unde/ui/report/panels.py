@@ -20,6 +20,8 @@ from unde.evaluate.hidden_states import HiddenStates
 from unde.index import Index
 from unde.index.labels import LabelPredictions
 from unde.scoring import GroupScores, Top
+from unde.scoring.data_splits import describe_trained
+from unde.scoring.documents import name_pieces
 from unde.setup import Setup
 from unde.tasks import Diffusion
 from unde.ui.report.example_view import ExampleView, class_name, label_predictions
@@ -284,6 +286,8 @@ def page_of(
     if baselines:
         panels = add_baselines(panels, setup, queries, scores, view, count)
     warnings = index.diagnose(scores if names is None else replace(scores, query_ids=names))
+    inside = describe_trained(scores.trained_on(), name_pieces(range(len(queries)), len(queries), "queries"))
+    warnings += [inside] if inside else []
     for sentence in warnings:
         console.note(sentence)
     return Page(
