@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
-from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, of_bank, reliable
+from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, methods_of, of_bank, reliable
 from experiments.pages.book import NONE, Book, command, half_width, number, shown, table
 from experiments.pages.verdicts import count, verdicts
 
@@ -54,6 +54,49 @@ def lead(book: Book) -> str:
         f"(better in {one.better} of {one.cells} cells, worse in {one.worse}), at one fixed point by {fixed.mean}, "
         f"and weights calibrated on 16 retrained models by {calibrated.mean}. Over all {everywhere[0].cells} cells "
         f"they are worse in {everywhere[0].worse}, {everywhere[1].worse} and {everywhere[2].worse}.**"
+    )
+
+
+def gains_table(book: Book) -> str:
+    """What weights add by method: in the paper, and here under its search."""
+    theirs: dict[str, list[float]] = {}
+    for numbers in (*paper.LDS_CLASSIFICATION.values(), paper.LDS_LANGUAGE, *paper.LDS_DIFFUSION.values()):
+        for method, (plain, weighted) in numbers.items():
+            theirs.setdefault(method, []).append(weighted[0] - plain[0])
+    rows = []
+    for method, gains in theirs.items():
+        row = [method, f"{_span(gains)} ({len(gains)})"]
+        for banks in (reliable(book), list(BANKS)):
+            found = differences(book, "search", banks).values()
+            ours = [100 * cells[method]["mean"] for cells in found if method in cells]
+            row.append(f"{_span(ours)} ({len(ours)})" if ours else NONE)
+        rows.append(row)
+    return table(["", "paper (data sets)", "searched, banks that can tell", "searched, all banks"], rows)
+
+
+def _span(values: Sequence[float]) -> str:
+    ends = [number(f(values), sign=True) for f in (min, max)]
+    return ends[0] if len(values) == 1 else " to ".join(ends)
+
+
+def choice(book: Book) -> str:
+    """What was chosen, counted over all cells, and what choosing on the evaluation adds."""
+    rows = [row for bank in BANKS for row in methods_of(book, bank).values()]
+    if not rows:
+        return ""
+    found = [point for row in rows for point in row["rules"]["search"]["chosen"]]
+    more = [
+        100 * (row["rules"]["best"]["difference"]["mean"] - row["rules"]["search"]["difference"]["mean"])
+        for row in rows
+    ]
+    harmed = [
+        row for row in rows if row["by k"].get("500", {"difference": {"mean": 0}})["difference"]["mean"] < 0
+    ]
+    return (
+        f"Over the {len(rows)} cells measured here the search chose k ≤ 10 in {sum(k <= 10 for k, _ in found)} of "
+        f"{len(found)} halves and λ′ ≤ 0.1 in {sum(d <= 0.1 for _, d in found)}; choosing on the evaluation adds "
+        f"{number(sum(more) / len(more), sign=True)} points to what the search gets ({_span(more)}). At k = 500 and "
+        f"λ′ = 0.5 weights lower LDS in {len(harmed)} cells."
     )
 
 
@@ -204,6 +247,8 @@ def reliability(book: Book) -> str:
 
 
 PARTS = {
+    "gains": gains_table,
+    "choice": choice,
     "lead": lead,
     "summary": summary_table,
     "forest": forest,
