@@ -83,7 +83,7 @@ def choice(book: Book) -> str:
     """What was chosen, counted over all cells, and what choosing on the evaluation adds."""
     rows = [row for bank in BANKS for row in methods_of(book, bank).values()]
     if not rows:
-        return ""
+        return f"Not measured: `{command('lds')}`."
     found = [point for row in rows for point in row["rules"]["search"]["chosen"]]
     more = [
         100 * (row["rules"]["best"]["difference"]["mean"] - row["rules"]["search"]["difference"]["mean"])
