@@ -23,6 +23,7 @@ from experiments.pages import (
     choices,
     downstream,
     extensions,
+    label_free,
     labels,
     lds,
     outside,
@@ -43,6 +44,7 @@ RESULTS_PAGE, FIGURES = DOCS / "results.md", DOCS / "figures"
 PARTS: dict[str, Callable[..., str]] = {
     **lds.PARTS,
     **downstream.PARTS,
+    **label_free.PARTS,
     **labels.PARTS,
     **ablations.PARTS,
     **extensions.PARTS,

@@ -137,7 +137,7 @@ def recall_gains_table(book: Book, name: str) -> str:
             *(shown(found[s]["difference"][f"{a}{suffix}"][a], digits=1, sign=True) for a in ATTRIBUTES),
         ]
         for s in splits
-        for suffix in ("", ", by default", ", tuned")
+        for suffix in ("", ", hubs divided out", ", search", ", by default", ", tuned")
         if all(f"{a}{suffix}" in found[s]["difference"] for a in ATTRIBUTES)
     ]
     return table(["queries", *(f"weights for {a}: its recall" for a in ATTRIBUTES)], rows)

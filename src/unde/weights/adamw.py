@@ -45,8 +45,10 @@ def adamw(
     there = double_device(data.device)
     decay = torch.tensor(weight_decays, dtype=torch.float64)[:, None].to(there)
     cost = torch.tensor(penalties or [0.0] * len(problems), dtype=torch.float64)[:, None].to(there)
-    unweighted = [p.values(torch.ones(groups)) for p in problems]  # (Q',) each
-    if not any(u.any() for u in unweighted):
+    unweighted = {
+        k: p.values(torch.ones(groups)) for k, p in {p.k: p for p in problems}.items()
+    }  # (Q',) each
+    if not any(u.any() for u in unweighted.values()):
         raise zero_contributions_error()
     generator = torch.Generator().manual_seed(seed)
     start = INIT * torch.randn(groups, generator=generator, dtype=torch.float64)
@@ -71,8 +73,8 @@ def adamw(
             curves.append(total / len(first.queries))
     curve = torch.stack(curves).T.tolist()
     return [
-        Fit(groups * w, u.mean().item(), c)
-        for w, u, c in zip(raw.softmax(1).cpu(), unweighted, curve, strict=True)
+        Fit(groups * w, unweighted[p.k].mean().item(), c)
+        for w, p, c in zip(raw.softmax(1).cpu(), problems, curve, strict=True)
     ]
 
 
