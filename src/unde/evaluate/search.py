@@ -65,6 +65,12 @@ class WeightSearch:
         measure: What candidates were compared by.
         weighted: The measure of the choice, cross-fitted: no query or model judges what it helped to choose.
         unweighted: The same of unweighted scores, whose damping is chosen in the same way.
+
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> contributions = torch.randn(24, 40, 2, generator=rng)
+    >>> found = search(contributions, contributions[:, :, 0] > 1.5, ks=[5], decays=[0.5])
+    >>> found.best.setting, found.weights.values[0] > 1
+    ('k 5, weight decay 0.5', tensor(True))
     """
 
     best: SearchCandidate
