@@ -117,7 +117,7 @@ def finetuned() -> dict[str, Any]:
     columns = [{"input_ids": rows} for rows in (data.train[:160], data.evaluate[asked])]
     spec = training(finetuning._initial, data.train[:160], **finetuning.FINETUNING)
     texts = tuple([data.text(row) for row in c["input_ids"]] for c in columns)
-    out = remove("finetuned", spec, CausalLM(), *columns, (8, 16), "set", "kron(16)", texts)
+    out = remove("finetuned", spec, CausalLM(), *columns, (8,), "set", "kron(16)", texts)
     return out | {"document": title}
 
 

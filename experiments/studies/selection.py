@@ -6,13 +6,12 @@ is said about TITLE? Assistant: SENTENCE", one after another, for every third se
 32 sequences say what is wanted, 64 others measure, and 400 are in the pool. 5 % of the pool is chosen for each kind,
 the pretrained model is fine-tuned on it, and its loss on the measuring sequences is compared with that of fine-tunings
 on as many random sequences. LESS: two checkpoints of a fine-tuning on a random 5 % of the pool, learning rates as
-weights, second moments of Adam, kron(16). Nothing was tuned.
+weights, second moments of Adam; on whole gradients, the default of Index.build, and on kron(16), which was run first.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from functools import partial
 from typing import Any
 
@@ -32,6 +31,7 @@ from unde.tasks import CausalLM
 PAPER = ""
 DATA = {None: ("wikitext-2",)}
 SHARE, QUERIES, MEASURED, SEEDS = 0.05, 32, 64, 4
+FEATURES = {"kron(16)": ("index", "kron(16)"), "whole": ("index-whole", "none")}
 CHECKPOINTS, POOL = 2, 400  # POOL: sequences of each kind
 
 
@@ -95,34 +95,42 @@ def run(variant: str | None) -> dict[str, Any]:
     count = round(SHARE * len(pool))
     model, states, rates, optimizer = warm_up(pool)
     folder = RUNS / "selection"
-    shutil.rmtree(folder / "index", ignore_errors=True)
-    index = Index.build(
-        model, CausalLM(), {"input_ids": pool}, folder / "index", method=TracIn(projection="kron(16)"),
-        checkpoints=states, checkpoint_weights=rates, second_moments=optimizer,
-    )  # fmt: skip
+    indexes = {
+        name: Index.build(
+            model, CausalLM(), {"input_ids": pool}, folder / place, method=TracIn(projection=projection),
+            checkpoints=states, checkpoint_weights=rates, second_moments=optimizer,
+        )
+        for name, (place, projection) in FEATURES.items()
+    }  # fmt: skip
     tokenizer = finetuning.corpus()[1].tokenizer
     texts = [tokenizer.decode(row.tolist()) for row in pool]
-    choices = {}
+    choices, whole = {}, {}
     for kind, queries in data["queries"].items():
         words = [tokenizer.decode(row.tolist()) for row in queries]
         columns = [{"input_ids": rows} for rows in (pool, queries)]
         states_alike = representation_similarity(model, CausalLM(), *columns, layer="transformer.h.3")
-        choices[f"LESS for {kind}"] = select(index, {kind: {"input_ids": queries}}, count).indices
+        target = {kind: {"input_ids": queries}}
+        choices[f"LESS, kron(16) for {kind}"] = select(indexes["kron(16)"], target, count).indices
         choices[f"BM25 for {kind}"] = bm25(texts, words).mean(0).topk(count).indices
         choices[f"hidden states for {kind}"] = states_alike.mean(0).topk(count).indices
-    result = compare_choices(
-        choices, training(initial, pool, **finetuning.FINETUNING), partial(utility, data["measured"]), len(pool),
-        seeds=SEEDS, path=folder / "models",
-    )  # fmt: skip
+        whole[f"LESS for {kind}"] = select(indexes["whole"], target, count).indices
+    compared: dict[str, Any] = {}
+    for place, some in (("models-whole", whole), ("models", choices)):
+        result = compare_choices(
+            some, training(initial, pool, **finetuning.FINETUNING), partial(utility, data["measured"]), len(pool),
+            seeds=SEEDS, path=folder / place,
+        )  # fmt: skip
+        for row in result.rows():
+            print(*row, sep="\t", flush=True)
+        compared |= result.as_dict()
+    choices |= whole
     shares = {
         name: {kind: float((belongs[np.asarray(at)] == k).mean()) for k, kind in enumerate(kinds)}
         for name, at in choices.items()
     }
     before = {kind: float(-u.mean()) for kind, u in utility(data["measured"], initial(0)).items()}
-    for row in result.rows():
-        print(*row, sep="\t", flush=True)
     sizes = {kind: len(rows) for kind, rows in data["pool"].items()}
     return {
-        "pool": sizes, "chosen": count, "seeds": SEEDS, "pretrained loss": before, "choices": result.as_dict(),
+        "pool": sizes, "chosen": count, "seeds": SEEDS, "pretrained loss": before, "choices": compared,
         "share of each kind": shares,
     }  # fmt: skip

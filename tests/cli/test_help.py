@@ -64,7 +64,7 @@ def test_plan_takes_what_build_takes():
     )
     # What has no part in what a run needs.
     assert set(building) - set(planning) == {
-        *("out", "overwrite", "num_workers", "seed", "on_bad"),
+        *("out", "overwrite", "num_workers", "seed", "on_bad", "second_moments"),
         *("engine", "threads", "worker", "gpus", "address", "timeout"),
     }
     for name in set(building) & set(planning) - {"workers"}:  # which a plan only reckons with

@@ -96,3 +96,19 @@ def test_audits_are_logged(monkeypatch):
     assert logged == [({**want, "unde/suspects": 2}, 8)]
     refused("no column 'is_label_issue'", log_audit, labels[["id"]], writer)
     refused("cannot log to a dict", log_audit, labels, {})
+
+
+def test_the_command_line_takes_what_was_recorded(tmp_path, monkeypatch):
+    commands = pytest.importorskip("commands")
+    name = commands.add_project(tmp_path, monkeypatch, commands.TRAINED, "recording")
+    model = unde.setup.Recipe(f"{name}:trained").make().model
+    optimizer = torch.optim.Adam(model.parameters())
+    with Recorder("rec", model, optimizer, every=1):
+        model(torch.ones(2, 6)).square().sum().backward()
+        optimizer.step()
+    base = f"build {name}:trained --method tracin --second-moments --out idx"
+    commands.run(f"{base} --checkpoints rec")
+    assert unde.Index.open("idx").manifest.matrices
+    refused("without --checkpoints", commands.run, base)
+    (tmp_path / "rec" / "second_moments.safetensors").unlink()
+    refused("holds no second moments", commands.run, f"{base} --checkpoints rec")

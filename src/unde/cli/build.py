@@ -59,6 +59,13 @@ def build(
         str | None,
         option("which worker of how many, for array (default: from SLURM, PBS or torchrun)", metavar="3/64"),
     ] = None,
+    second_moments: Annotated[
+        bool,
+        option(
+            "compare gradients in the metric of Adam, by what a recorder kept in --checkpoints",
+            "--second-moments",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, option("replace an index in --out of other data or settings", "--overwrite")
     ] = False,
@@ -90,6 +97,7 @@ def build(
 
     executor = cluster.executor(worker)
     chosen = method if method == AUTO else parse(method)
+    moments = _recorded_moments(model.checkpoints) if second_moments else None
     project = Project(model)
     setup = project.setup
     index = Index.build(
@@ -116,6 +124,7 @@ def build(
         memory=memory,
         seed=seed,
         on_bad=on_bad,
+        second_moments=moments,
         overwrite=overwrite,
     )
     index.close()
@@ -123,6 +132,20 @@ def build(
     settings = context.params | _resolved(project, index, method)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(_summary(index, out))
+
+
+def _recorded_moments(checkpoints: str | None) -> Any:
+    from unde.integrations.training import read_record
+
+    if checkpoints is None:
+        raise UndeError("--second-moments without --checkpoints DIR: name the folder of a recorder")
+    moments = read_record(checkpoints).second_moments
+    if moments is None:
+        raise UndeError(
+            f"{checkpoints} holds no second moments: expected those of Adam or alike, as Recorder and "
+            "CheckpointRecorder keep them"
+        )
+    return moments
 
 
 def finish(
