@@ -75,7 +75,9 @@ def selection_table(book: Book) -> str:
         f"{found['seeds']} seeds. Fall of the loss on held-out sequences of this kind (nats a token) beyond that of "
         "random choices, and how much of the choice is of this kind."
     )
-    return f"{title}\n\n{table(head, rows)}"
+    measured = "LESS" in methods
+    more = "" if measured else "\n\nNot measured: LESS on whole gradients, `python -m experiments run selection`."
+    return f"{title}\n\n{table(head, rows)}{more}"
 
 
 PARTS = {"counterfactual": counterfactual_table, "selection": selection_table}
