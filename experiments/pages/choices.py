@@ -76,7 +76,11 @@ def selection_table(book: Book) -> str:
         "random choices, and how much of the choice is of this kind."
     )
     measured = "LESS" in methods
-    more = "" if measured else "\n\nNot measured: LESS on whole gradients, `python -m experiments run selection`."
+    more = (
+        ""
+        if measured
+        else "\n\nNot measured: LESS on whole gradients, `python -m experiments run selection`."
+    )
     return f"{title}\n\n{table(head, rows)}{more}"
 
 
