@@ -62,7 +62,8 @@ def quanda(book: Book) -> str:
     def cell(value: dict[str, float] | None) -> str:
         if value is None:
             return NONE
-        return f"{value['score']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+        interval = f" [{value['low']:.3f}, {value['high']:.3f}]" if value["low"] < value["high"] else ""
+        return f"{value['score']:.3f}{interval}"
 
     return table(
         ["", *metrics], [[name, *(cell(row.get(m)) for m in metrics)] for name, row in found.items()]

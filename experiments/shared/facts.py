@@ -40,7 +40,7 @@ WORDINGS = {
     "sport": "{} likes {}|{} is good at {}|the sport of {} is {}|{} practises {}|"
     "on Sundays {} does {}|people say that {} enjoys {}",
 }
-PEOPLE, TOLD, ASKED, MODELS = 120, 4, 200, 3
+PEOPLE, TOLD, ASKED, MODELS = 120, 4, 200, 2
 
 
 @cache

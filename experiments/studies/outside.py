@@ -12,6 +12,7 @@ Recall@k of those that tell the fact that is asked for.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from functools import cache, partial
 from pathlib import Path
@@ -102,7 +103,7 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
     _, learn, queries = roles()
     bank = Bank.run(
         folder / "bank.npz", train=training(kind), utility=utility, n_train=len(train_data()[1]), subsets=SUBSETS,
-        seeds_per_subset=SEEDS, name=f"outside, {kind}",
+        seeds_per_subset=SEEDS, name=f"outside, {kind}", processes=1 if kind == "lr" else os.cpu_count() or 1,
     )  # fmt: skip
     masks, judged = bank.masks[CALIBRATING:], bank.utility["eval"][CALIBRATING:]
     states = members(kind, folder / "members.pt")
@@ -129,12 +130,10 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         index = build("auto", states[:1])
         scores = index.score(queries)
         simple = baseline_scores(index.model, index.task, train_data(), queries)
-        exact = build(EKFAC("factored(1)", fisher="true"), states[:1]).score(queries).total()
-        return {
-            f"default: {title(scores.method)}": judge(scores.total()),
-            "EKFAC on whole gradients, true Fisher": judge(exact),
-            **{name: judge(total) for name, total in simple.items()},
-        }
+        found = {f"default: {title(scores.method)}": judge(scores.total())}
+        exact = build(EKFAC("factored(1)", fisher="true"), states[:1])
+        found["EKFAC on whole gradients, true Fisher"] = judge(exact.score(queries).total())
+        return found | {name: judge(total) for name, total in simple.items()}
 
     def calibrated() -> dict[str, Any]:
         index = build(EKFAC("factored(1)"), states[:1])  # exact: a gradient of a layer is one outer product
