@@ -5,6 +5,7 @@ Everything that differs between CUDA, ROCm, XPU, MPS and backends of others is h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,15 +29,18 @@ class Compute:
     memory: int
 
 
-def budget(device: torch.device, memory: int, device_memory: int | None = None, sharing: int = 1) -> Compute:
+def budget(
+    device: torch.device, memory: int, device_memory: int | None = None, sharing: int = 1, coming: int = 0
+) -> Compute:
     """The device with a budget: on the CPU `memory`, elsewhere `device_memory`, by default 80 % of what is free now.
 
-    `sharing` workers use the device at once.
+    `sharing` workers use the device at once; `coming` bytes of what is free will be taken by their models.
     """
     if device.type == "cpu":
         return Compute(device, memory)
     if device_memory is None:
         free = free_memory(device)
+        free = None if free is None else free - coming
         if free is not None and free <= 0:
             raise no_memory(device)
         device_memory = memory if free is None else int(SHARE * free)
@@ -59,8 +63,9 @@ def find_device(name: str | torch.device) -> torch.device:
         raise no_memory(torch.device(name)) from None
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         here = ", ".join(["cpu", *(f"{kind}:{i}" for kind in kinds() for i in range(count(kind)))])
-        first = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise UndeError(f"cannot use the device {str(name)!r} ({first}). Devices here: {here}") from None
+        raise UndeError(
+            f"cannot use the device {str(name)!r} ({_first_line(e)}). Devices here: {here}"
+        ) from None
     if device.type == "meta":
         raise UndeError(
             "cannot use the device 'meta': it holds no numbers. Name one that computes, such as 'cpu'"
@@ -82,6 +87,47 @@ def device_of(model: nn.Module) -> torch.device:
                 "weights, with a device_map that keeps them on devices"
             )
     return next((p.device for p in parameters.values()), CPU)
+
+
+def move(model: nn.Module, name: str | torch.device | None) -> None:
+    """Move the model to a device, where it stays; None: nowhere.
+
+    Raises:
+        UndeError: There is no such device, the model does not fit on it, or a parameter is not in memory.
+    """
+    home = device_of(model)
+    if name is None:
+        return
+    device = find_device(name)
+    try:
+        model.to(device)
+    except torch.OutOfMemoryError:
+        model.to(home)
+        raise UndeError(
+            f"the model does not fit into the memory of {device}: end what else runs there, or name another device"
+        ) from None
+
+
+@contextmanager
+def name_memory(device: torch.device) -> Generator[None]:
+    """Inside, a device that runs out of memory raises an error that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        release_cache(device)
+        raise UndeError(
+            f"{device} ran out of memory ({_first_line(e)}): give fewer bytes with device_memory= (--device-memory), "
+            "so that fewer examples go through the model at once, or fewer workers for each device"
+        ) from e
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and buffers.
+
+    >>> model_bytes(nn.Linear(2, 3))
+    36
+    """
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
 def no_memory(device: torch.device) -> UndeError:
@@ -204,6 +250,18 @@ def _each(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     return type(batch)(_each(x, change) for x in batch) if isinstance(batch, (list, tuple)) else batch
 
 
+def mark(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done what it was asked to up to now, and not what comes later."""
+    module = None if device.type == "cpu" else _module(device.type)
+    if module is None:
+        return lambda: None
+    if not hasattr(module, "Event"):
+        return lambda: synchronize(device)
+    event = module.Event()
+    event.record() if device.type == "mps" else event.record(module.current_stream(device))
+    return event.synchronize
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a device has computed, and copied, all that it was asked to."""
     module = None if device.type == "cpu" else _module(device.type)
@@ -256,6 +314,49 @@ def exact_float32() -> Generator[None]:
             yield
     finally:
         setattr(matmul, name, before)
+
+
+# --- devices of worker processes ------------------------------------------------------------------------------
+
+_number = 0  # of this process among the workers of its machine
+_visible: list[str] = []  # the GPUs of the machine, in a worker that sees one of them
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible() -> list[str]:
+    """The names of the GPUs that this process may use, if there are several."""
+    gpus = torch.cuda.device_count()
+    seen = os.environ.get(_VISIBLE, "")
+    return (seen.split(",") if seen else [str(i) for i in range(gpus)]) if gpus > 1 else []
+
+
+def become_worker(number: int, gpus: list[str]) -> None:
+    """In a process that computes for another: of several devices use the one of this number, unless one is named."""
+    global _number, _visible
+    _number, _visible = number, gpus
+    if gpus:  # torch looks for GPUs when the first is used
+        os.environ[_VISIBLE] = gpus[number % len(gpus)]
+
+
+def local(name: str) -> str:
+    """The device of this process for the one that another process names: its own, if only the kind is named.
+
+    >>> local("cpu")
+    'cpu'
+    """
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and _visible:
+        if index and int(index) < len(_visible) and not torch.cuda.is_initialized():
+            os.environ[_VISIBLE] = _visible[int(index)]
+        return kind
+    if kind in ("cpu", "meta", "mps") or index or count(kind) < 2:
+        return name
+    _module(kind).set_device(_number % count(kind))
+    return f"{kind}:{_number % count(kind)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _module(kind: str) -> Any:

@@ -162,6 +162,12 @@ class Projection:
     def tap_matrix(self) -> Tensor | None:
         return self._taps
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        held = (self._rows, self._cols, self._flat, self._scale, self._taps, *(self._buckets or ()))
+        return [t for t in held if t is not None]
+
     def widen(self, rows: bool, cols: bool) -> None:
         """Leave these sides unprojected."""
         self._rows = None if rows else self._rows

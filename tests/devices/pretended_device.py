@@ -300,11 +300,29 @@ class _Module:
         return here.limit - here.live, here.limit
 
     @staticmethod
-    def synchronize(device=None) -> None:
-        counts[_current if device is None else torch.device(device).index or 0].wait("synchronize")
-        while _pending:
-            target, value = _pending.pop()
-            target.copy_(value)
+    def current_stream(device=None):
+        return counts[_current if device is None else torch.device(device).index or 0]
+
+    @classmethod
+    def synchronize(cls, device=None) -> None:
+        cls.current_stream(device).wait("synchronize")
+        _finish(len(_pending))
+
+    class Event:
+        """Waits for the copies that were begun before it was recorded."""
+
+        def record(self, stream) -> None:
+            self.stream, self.last = stream, _pending[-1] if _pending else None
+
+        def synchronize(self) -> None:
+            self.stream.wait("event")
+            _finish(next((i + 1 for i, copy in enumerate(_pending) if copy is self.last), 0))
+
+
+def _finish(count: int) -> None:
+    for target, value in _pending[:count]:
+        target.copy_(value)
+    del _pending[:count]
 
 
 class _Guard(torch._C._acc.DeviceGuard):

@@ -38,7 +38,7 @@ def test_each_worker_gets_a_gpu_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     with closing(Processes(2)) as pool:
         assert sorted(pool.run(projects.note_gpu, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
-        assert sorted(pool._devices.values()) == [0, 1]
+        assert sorted(pool._numbers.values()) == [0, 1]
     assert {p.read_text() for p in tmp_path.iterdir()} <= {"4", "5"}
 
 

@@ -9,7 +9,6 @@ from unde import Index
 from unde.data import Rows
 from unde.gradients import make_units, plan_coverage
 from unde.gradients.feature_pass import MOST, FeaturePass, Measurement, choose_pass_size, largest
-from unde.gradients.meter import Meter
 from unde.methods import TRAK, TracIn
 from unde.tasks import CausalLM, Classification
 
@@ -44,8 +43,8 @@ def test_features_of_another_pass_size(tmp_path, size):
 def test_passes_have_the_batch_size_of_the_user(tmp_path, monkeypatch, size):
     counts, over = [], FeaturePass.over
 
-    def counting(self, batches, out=None):
-        for result in over(self, batches, out):
+    def counting(self, *given, **options):
+        for result in over(self, *given, **options):
             counts.append(len(result.where))
             yield result
 
@@ -67,7 +66,7 @@ def test_a_pass_takes_no_more_than_its_share(budget):
         peaks = []
         for count in (size, size + 1):
             batch = rows.batch(range(count))
-            with Meter() as meter:
+            with run.collect.meter() as meter:
                 run.collect(batch, list(range(count)))
             peaks.append(meter.peak)
     assert peaks[0] <= 1.05 * budget / 2
@@ -115,7 +114,7 @@ def test_what_was_in_the_memory_of_features_does_not_matter():
     coverage = plan_coverage(model, Classification(), rows, units)
     out = torch.full((9, units[-1].stop), torch.nan)
     with FeaturePass(model, Classification(), Measurement(units), coverage) as run:
-        for found in run.over(rows.batches([range(4), range(4, 9)]), out):
+        for found in run.over(rows.batches([range(4), range(4, 9)]), out.split([4, 5])):
             assert found.features.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
     losses = Classification().loss(model, data)
     for row, loss in zip(out, losses):

@@ -223,6 +223,9 @@ class ModelOptions:
         ),
     ] = False
     device: Annotated[str | None, option("where the model runs: cpu, cuda, cuda:1, mps, …")] = None
+    device_memory: Annotated[
+        str | None, option("memory on that device, besides the model (default: 80 % of what is free there)")
+    ] = None
 
     def source(self) -> ModelSource:
         """The Hugging Face model and texts, as far as they were named."""

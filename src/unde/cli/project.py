@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from unde import console, methods
 from unde.cli.options import ModelOptions
 from unde.data import Rows
+from unde.devices import move
 from unde.diffusion import Samples
 from unde.errors import UndeError, unknown
 from unde.index import Index
@@ -86,9 +85,9 @@ class Project:
             self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
         # What an index keeps to be found again.
         self.memory = self.source or ModelSource(target=target, checkpoints=source.checkpoints)
-        self.device = model.device
+        self.device, self.device_memory = model.device, model.device_memory
         if self.device is not None:
-            _move(self.setup.model, self.device)
+            move(self.setup.model, self.device)
 
     @property
     def recipe(self) -> Recipe:
@@ -110,6 +109,7 @@ class Project:
             executor=executor,
             recipe=self.recipe,
             device=self.device,
+            device_memory=self.device_memory,
         )
         if whole and made.manifest.changes is not None:  # positions are those of the index
             s.train_data, s.ids = made.train_data, made.ids
@@ -180,13 +180,6 @@ def load_weights(path: StorePath, groups: Sequence[str], digests: Sequence[str] 
             f"{path} was learned on {len(seen)} of these queries: attribute and evaluate other ones"
         )
     return weights
-
-
-def _move(model: nn.Module, device: str) -> None:
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as e:
-        raise UndeError(f"cannot use the device {device!r} ({str(e).splitlines()[0]})") from None
 
 
 @dataclass(frozen=True)

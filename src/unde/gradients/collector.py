@@ -128,7 +128,7 @@ class Collector:
         """Choose the rows of a pass by the memory that it takes for an example, a batch of one."""
 
         def peak(part: Any, count: int) -> int:
-            with Meter() as meter, self._fill(self._empty(count)) as features:
+            with self.meter() as meter, self._fill(self._empty(count)) as features:
                 extra = features.new_zeros(count, len(self._wrapped.extra_measures))
                 self._pass(part, [0] * count, features, features.new_zeros(count), extra)
             return meter.peak
@@ -139,6 +139,13 @@ class Collector:
             self.task = with_batching(self.task, batching)
         finally:
             self.factors = factors
+
+    def meter(self) -> Meter:
+        """Counts the bytes of passes, but for weights and projections, which stay."""
+        meter = Meter(self.device)
+        meter.ignore([*self.model.parameters(), *self.model.buffers()])
+        meter.ignore(t for u in self.units for t in u.projection.tensors)
+        return meter
 
     def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, extra: Tensor) -> None:
         """Add the results of one forward and backward pass."""
@@ -161,7 +168,7 @@ class Collector:
         unused = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
             values, extra_values = self._wrapped.values({**copies, **deferred.swapped}, batch, ids)
-            extra += extra_values
+            extra += extra_values.to(extra.device)
             if values.requires_grad:
                 leaves = [self._anchor, *copies.values(), *unused.values(), *deferred.leaves]
                 grads = torch.autograd.grad(values.sum(), leaves, allow_unused=True)[1:]
@@ -175,7 +182,7 @@ class Collector:
             self._out = None
             for p in unused.values():
                 p.requires_grad_(False)
-        return values.detach()
+        return values.detach().to(features.device)
 
     def _check_unused(self, unused: Mapping[str, Tensor], grads: Sequence[Tensor | None]) -> None:
         for name, g in zip(unused, grads):

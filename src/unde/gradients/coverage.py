@@ -130,6 +130,8 @@ def _plan_on_short(short: CoverageCheck) -> Coverage | None:
             with frozen_eval(short.model), torch.no_grad():
                 short.task.check(short.model, short.batch)
             coverage = short.run()
+    except torch.OutOfMemoryError:
+        raise
     except RUN_ERRORS:
         return None
     general = coverage.deferred or coverage.vmapped or coverage.looped or coverage.unused

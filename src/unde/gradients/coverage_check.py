@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unde.devices import exact_float32
 from unde.errors import UndeError
 from unde.gradients import fallback
 from unde.gradients.collector import Collector
@@ -73,7 +74,10 @@ class CoverageCheck:
 
     def run(self) -> Coverage:
         """Plan the coverage on these examples."""
-        with frozen_eval(self.model):  # one block: single examples shall draw other random numbers
+        with (
+            frozen_eval(self.model),
+            exact_float32(),
+        ):  # one block: single examples shall draw other random numbers
             return self._plan()
 
     def _plan(self) -> Coverage:
@@ -105,9 +109,11 @@ class CoverageCheck:
         """Whether a coverage is right for these examples."""
         self.coverage = coverage
         try:
-            with frozen_eval(self.model):
+            with frozen_eval(self.model), exact_float32():
                 self.truth, self.reached = self._autograd()
                 return self._disagreeing(self.units) == []
+        except torch.OutOfMemoryError:
+            raise
         except (UndeError, *FAILURES):
             return False
 
@@ -115,9 +121,11 @@ class CoverageCheck:
         """Raise if an example has another value in the batch than alone. False if one cannot be run: the build will
         name it."""
         try:
-            with frozen_eval(self.model), torch.no_grad():
+            with frozen_eval(self.model), exact_float32(), torch.no_grad():
                 alone = [self._sum_values(single, [i]) for i, single in zip(self.ids, self.singles)]
                 together = self._sum_values(self.batch, self.ids)
+        except torch.OutOfMemoryError:
+            raise
         except RUN_ERRORS:
             return False
         self.values = torch.cat(alone).cpu().double()
@@ -145,24 +153,26 @@ class CoverageCheck:
         """The features of the first examples run one by one, and the parameters that got a gradient."""
         parameters = dict(self.model.named_parameters())
         wanted = [parameters[u.name] for u in self.units]
-        rows: list[Tensor] = []
+        rows: list[Tensor] = []  # on the host: of gradients there is one set at a time
         reached: set[str] = set()
         values: list[float] = []
         try:
             for p in wanted:
                 p.requires_grad_(True)
             for i, single in zip(self.ids, self.singles):
-                total: list[Tensor | None] = [None] * len(wanted)
+                row = torch.zeros(self.units[-1].stop, dtype=self.units[-1].projection.dtype)
                 value = 0.0
                 for part in self.task.batching.passes(single, [i]):
                     out = self._values(part, [i])
                     value += float(out.detach().sum())
                     if not out.requires_grad:
                         continue
-                    grads = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
-                    total = [a if b is None else b if a is None else a + b for a, b in zip(total, grads)]
-                reached |= {u.name for u, g in zip(self.units, total) if g is not None}
-                rows.append(torch.cat([_project(u, g).to(self.device) for u, g in zip(self.units, total)]))
+                    grads = list(torch.autograd.grad(out.sum(), wanted, allow_unused=True))
+                    reached |= {u.name for u, g in zip(self.units, grads) if g is not None}
+                    parts = [_project(u, grads[i], self.device) for i, u in enumerate(self.units)]
+                    del grads
+                    row += torch.cat(parts).cpu()
+                rows.append(row)
                 values.append(value)
                 finite = sum(bool(row.isfinite().all()) for row in rows)
                 if finite == self.references and len(reached) == len(self.units):
@@ -302,16 +312,19 @@ class CoverageCheck:
         On the examples as one batch, or on the first of them `alone`: torch has other code for a batch of one.
         """
         batch, ids = (self.singles[0], self.ids[:1]) if alone else (self.batch, self.ids)
-        meter = Meter() if self.metered and not alone else nullcontext()
+        collector = Collector(self.model, self.task, self.units, self.coverage, self.measure)
+        meter = collector.meter() if self.metered and not alone else nullcontext()
         try:
-            with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect, meter:
+            with collector as collect, meter:
                 features, values = collect(batch, ids)
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES:
             if catch:
                 return None
             raise
         truth = self.truth[: len(ids)]  # there may be fewer
-        got = features[: len(truth)]
+        got = features[: len(truth)].cpu()
         if catch and not self._close(values[: len(truth)].cpu().double(), self.values[: len(truth)]):
             return None  # the hooks changed what the model computes
         finite = truth.isfinite().all(1)
@@ -334,9 +347,9 @@ class CoverageCheck:
         return wrong
 
 
-def _project(unit: Unit, gradient: Tensor | None) -> Tensor:
+def _project(unit: Unit, gradient: Tensor | None, device: torch.device) -> Tensor:
     p = unit.projection
     if gradient is None:
-        return torch.zeros(p.size, device=p.device, dtype=p.dtype)
+        return torch.zeros(p.size, device=device, dtype=p.dtype)
     dense = gradient.detach().to_dense()  # embeddings with sparse=True give sparse ones
-    return p(dense.to(p.dtype).unsqueeze(0))[0]
+    return p(dense.to(p.dtype).unsqueeze(0))[0].to(device)

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from unde.gradients.parameters import placement
 from unde.projection import MATRICES, WHOLE, Spec, two_sides
 
 LIMIT = 4096  # the longest side that gets a covariance matrix: that of a vocabulary would cost more than the model
@@ -56,11 +57,15 @@ class Factors:
     def __init__(
         self,
         sizes: Mapping[str, tuple[int | None, int | None]],
-        device: torch.device,
-        dtype: torch.dtype,
+        model: nn.Module,
     ) -> None:
+        """Each sum is where its parameter is."""
+        self.device, dtype = placement(model)
+        homes = {name: p.device for name, p in model.named_parameters()}
         self.sums = {
-            name: tuple(None if n is None else torch.zeros(n, n, device=device, dtype=dtype) for n in pair)
+            name: tuple(
+                None if n is None else torch.zeros(n, n, device=homes[name], dtype=dtype) for n in pair
+            )
             for name, pair in sizes.items()
         }
 
@@ -72,7 +77,7 @@ class Factors:
                 continue
             matching = next((m for m in masks if m.shape == x.shape[:2]), None)
             if matching is not None:
-                x = x * matching.unsqueeze(-1)
+                x = x * matching.unsqueeze(-1).to(x.device)
             if x.shape[-1] != len(total):  # channels and taps of a kernel
                 x = x.unflatten(-1, (len(total), -1)).mT
             rows = x.reshape(-1, len(total)).to(total.dtype)
@@ -82,13 +87,13 @@ class Factors:
         """Add Gᵀ G of whole gradients (B, R·C) of a table that is looked up, whose two uses may be tied."""
         total = self.sums[name][1]
         if total is not None:
-            rows = gradients.reshape(-1, len(total)).to(total.dtype)
+            rows = gradients.reshape(-1, len(total)).to(total)
             total.addmm_(rows.T, rows)
 
     def take(self) -> Tensor:
         """Return all sums as one vector, in the order of the parameters, left before right; reset them to zero."""
         totals = [total for pair in self.sums.values() for total in pair if total is not None]
-        vector = torch.cat([total.flatten() for total in totals])
+        vector = torch.cat([total.flatten().to(self.device) for total in totals])
         for total in totals:
             total.zero_()
         return vector

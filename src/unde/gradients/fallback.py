@@ -250,10 +250,8 @@ def by_loop(measured: MeasureModule, names: list[str], batch: Any, ids: Sequence
         for p in parameters.values():
             p.requires_grad_(True)
         for b in range(len(ids)):
-            # cuDNN's recurrent layers refuse backward in eval mode
-            with torch.backends.cudnn.flags(enabled=False):
-                value = measured.values({}, single(batch, b, len(ids)), [ids[b]])[0].sum()
-                grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            value = measured.values({}, single(batch, b, len(ids)), [ids[b]])[0].sum()
+            grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             for (n, p), g in zip(parameters.items(), grads):
                 rows[n].append(torch.zeros_like(p) if g is None else g.to_dense())
     finally:

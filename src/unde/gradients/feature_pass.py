@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, evenly, to_device
+from unde.devices import mark, name_memory, release_cache
 from unde.gradients.collector import Collector
 from unde.gradients.factors import Factors
 from unde.gradients.hooks import Coverage
-from unde.gradients.meter import Meter, PassCost
+from unde.gradients.meter import PassCost
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task, with_batching
 
@@ -73,6 +75,7 @@ class PassResult:
     values: Tensor  # (n,)
     extra: Tensor  # (n, ·)
     digests: list[str]
+    factors: Tensor | None = None  # the covariances of this pass, if they are taken pass by pass
 
 
 @contextmanager
@@ -98,7 +101,7 @@ class FeaturePass:
     ) -> None:
         self.model = model
         if factors is None and what.factors is not None:
-            factors = Factors(what.factors, *placement(model))
+            factors = Factors(what.factors, model)
         self.factors = factors
         self._scales = [(u.columns, u.scale) for u in what.emitted if u.scale is not None]
         self.collect = Collector(
@@ -115,22 +118,57 @@ class FeaturePass:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    def over(self, batches: Iterable[Batch], out: Tensor | None = None) -> Iterator[PassResult]:
-        """Run batch after batch, each as one pass; features go to the rows of `out` in order, if it is given."""
-        collect, at = self.collect, 0
-        for where, batch, digests in batches:
-            rows = None if out is None else out[at : at + len(where)]
-            at += len(where)
-            direct = rows is not None and (rows.device, rows.dtype) == (collect.device, collect.dtype)
-            features, values = collect(
-                to_device(batch, collect.device), list(where), rows if direct else None
-            )
-            for columns, scale in self._scales:
-                features[:, columns].mul_(scale.to(features))
-            if rows is not None and not direct:
-                features = rows.copy_(features)
-            extra = collect.extra.float().cpu()
-            yield PassResult(where, features.float().cpu(), values.float().cpu(), extra, digests)
+    def over(
+        self, batches: Iterable[Batch], outs: Iterable[Tensor | None] | None = None, take: bool = False
+    ) -> Iterator[PassResult]:
+        """Run batch after batch, each as one pass; features go to the rows of `outs`, one of them for each pass. `take`
+        gives out the covariances of each pass, which otherwise add up.
+
+        On a device the next pass is begun before a result is given out: reading and writing overlap with it.
+        """
+        remaining = zip(batches, repeat(None) if outs is None else outs)
+        waiting: Callable[[], PassResult] | None = None
+        while True:
+            try:
+                following = next(remaining, None)
+                begun = None if following is None else self._begin(*following, take)
+            except Exception:
+                if waiting is not None:  # an earlier pass, which went well
+                    yield waiting()
+                raise
+            following = None
+            if waiting is not None:
+                yield waiting()
+            if begun is None:
+                return
+            waiting, begun = begun, None
+            if self.collect.device.type == "cpu":
+                yield waiting()
+                waiting = None
+
+    def _begin(self, batch: Batch, out: Tensor | None, take: bool) -> Callable[[], PassResult]:
+        """Begin a pass; the function that is returned waits for its results."""
+        (where, examples, digests), collect = batch, self.collect
+        direct = out is not None and (out.device, out.dtype) == (collect.device, collect.dtype)
+        moved = to_device(collect.task.batching.prepare(examples), collect.device)
+        features, values = collect(moved, list(where), out if direct else None)
+        for columns, scale in self._scales:
+            features[:, columns].mul_(scale.to(features))
+        found = {"features": features.float(), "values": values.float()}
+        if collect.extra.shape[1]:
+            found["extra"] = collect.extra.float()
+        if self.factors is not None and take:
+            found["factors"] = self.factors.take()
+        down = {name: t.to("cpu", non_blocking=True) for name, t in found.items()}
+        finished = mark(collect.device)
+
+        def finish() -> PassResult:
+            finished()
+            features = down["features"] if out is None or direct else out.copy_(down["features"])
+            extra = down.get("extra", torch.empty(len(where), 0))
+            return PassResult(where, features, down["values"], extra, digests, down.get("factors"))
+
+        return finish
 
 
 def split_range(rows: range, size: int) -> list[range]:
@@ -158,13 +196,13 @@ def choose_pass_size(
     each further example, and a pass of the resulting size is tried.
     """
     device, _ = placement(model)
-    size = None if seen is None else _size_by_speed(seen, memory, len(rows), device)
+    budget, count = _pass_budget(memory, what, device), len(rows)
+    size = None if seen is None else _size_by_speed(seen, budget, count, device)
     if size is not None:
         return size, None
     at = largest(rows)
-    example, count = rows[at], len(rows)
-    budget = max(1, memory // SHARE)
-    with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
+    example = rows[at]
+    with name_memory(device), FeaturePass(model, task, replace(what, factors=None), coverage) as run:
         collect = run.collect
         collect.fit(budget, rows.collate([example]))
         batching = collect.task.batching
@@ -172,27 +210,50 @@ def choose_pass_size(
             return max(1, min(batching.examples_per_pass, MOST, count)), batching.row_limit
 
         def cost(n: int) -> PassCost:
-            batch = to_device(rows.collate([example] * n), device)
-            with Meter() as meter:
-                collect(batch, [at] * n)
+            with collect.meter() as meter:
+                collect(to_device(rows.collate([example] * n), device), [at] * n)
             return meter.cost(n)
 
-        both = cost(2)
-        size = _size_by_speed(both, memory, count, device)
-        if size is not None:
-            return size, None
-        alone = cost(1)
-        fits = 1 + max(0, budget - alone.peak) // max(1, both.peak - alone.peak)
-        size = max(1, min(fits, _least_worthwhile(both, device), MOST, count))
-        while size > 2 and (taken := cost(size).peak) > budget:
-            size = max(1, min(size - 1, size * budget // taken))
-        return size, None
+        before, last = None, cost(1)
+        while (n := _next_trial(before, last, budget, count, device)) > last.examples:
+            try:
+                tried = cost(n)
+            except torch.OutOfMemoryError:
+                release_cache(device)
+                break
+            if tried.peak > budget:
+                break
+            if n == 2 and (by_speed := _size_by_speed(tried, budget, count, device)) is not None:
+                return by_speed, None
+            before, last = last, tried
+        return last.examples, None
 
 
-def _size_by_speed(seen: PassCost, memory: int, count: int, device: torch.device) -> int | None:
+def _next_trial(
+    before: PassCost | None, last: PassCost, budget: int, count: int, device: torch.device
+) -> int:
+    """How many examples to try after passes of fewer, so that no trial takes more than the budget: what fits if bytes
+    go on to grow as they did, at most twice as many."""
+    if before is None:
+        return 2 if 2 * last.peak <= budget and count > 1 else 1
+    each = max(1, (last.peak - before.peak) // (last.examples - before.examples))
+    fits = last.examples + max(0, budget - last.peak) // each
+    return min(fits, 2 * last.examples, _least_worthwhile(last, device), MOST, count)
+
+
+def _pass_budget(memory: int, what: Measurement, device: torch.device) -> int:
+    """Bytes of one pass: on the CPU shards need the rest; on a device, what stays there between passes."""
+    if device.type == "cpu":
+        return max(1, memory // SHARE)
+    stays = sum(t.nbytes for u in what.units for t in u.projection.tensors)
+    stays += sum(8 * n * n for pair in (what.factors or {}).values() for n in pair if n is not None)
+    return max(1, memory - stays)
+
+
+def _size_by_speed(seen: PassCost, budget: int, count: int, device: torch.device) -> int | None:
     """The number of examples if memory suffices (it grows no faster than the examples), else None."""
     size = min(_least_worthwhile(seen, device), MOST, count)
-    fits = max(size, seen.examples) * seen.peak <= seen.examples * max(1, memory // SHARE)
+    fits = max(size, seen.examples) * seen.peak <= seen.examples * budget
     return size if fits else None
 
 

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from unde.data import parts
+
 aten = torch.ops.aten
 
 # Operations without a formula in torch's table, and the operation whose formula they share.
@@ -50,7 +52,8 @@ class PassCost(NamedTuple):
 class Meter(TorchDispatchMode):
     """Count `flops` of matrix products, convolutions and attention, `calls`, `live` bytes and their `peak`.
 
-    Tensors made before count once they are passed to `hold`.
+    Tensors made before count once they are passed to `hold`, and never if they are passed to `ignore`. With a `device`
+    only bytes there count.
 
     >>> with Meter() as meter:
     ...     x = torch.ones(8, 4) @ torch.ones(4, 2)
@@ -58,8 +61,9 @@ class Meter(TorchDispatchMode):
     (128, 64, 224)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()
+        self.device = device
         self.flops = self.calls = self.live = self.peak = 0
         self._formulas = _read_formulas()
         self._seen: dict[int, weakref.ref[Any]] = {}  # storages that are alive
@@ -75,6 +79,13 @@ class Meter(TorchDispatchMode):
         for t in tensors:
             self._add(t)
         return self.live - before
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Never count these, such as weights, nor views of them."""
+        for t in tensors:
+            for part in parts(t):
+                storage = part.untyped_storage()
+                self._seen[storage._cdata] = weakref.ref(storage, partial(self._drop, storage._cdata, 0))
 
     def restart(self) -> None:
         """Reset operations and peak; live tensors stay."""
@@ -102,6 +113,8 @@ class Meter(TorchDispatchMode):
         if t.layout != torch.strided:
             for part in (t._indices(), t._values()) if t.layout == torch.sparse_coo else ():
                 self._add(part)
+            return
+        if self.device is not None and t.device != self.device:
             return
         storage = t.untyped_storage()
         key = storage._cdata

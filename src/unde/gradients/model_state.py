@@ -37,6 +37,11 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
     compiles = "torch._dynamo" in sys.modules  # importing it takes a second
     stance = nullcontext() if eager is None or not compiles else eager("force_eager")
     stance.__enter__()
+    recurrent = any(isinstance(m, nn.RNNBase) for m in modules)
+    native = (
+        devices.without_cudnn() if recurrent else nullcontext()
+    )  # whose layers refuse backward in eval mode
+    native.__enter__()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
         if any(training for _, training in modes):
@@ -47,6 +52,7 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
         ends.extend(m.register_forward_hook(_end_of_graph) for m in modules if m._forward_hooks)
         yield
     finally:
+        native.__exit__(None, None, None)
         stance.__exit__(None, None, None)
         for handle in ends:
             handle.remove()

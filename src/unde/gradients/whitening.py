@@ -24,7 +24,7 @@ from unde.gradients.coverage import plan_coverage
 from unde.gradients.factors import Factors, Sides, factor_sizes, length
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.hooks import restore_coverage
-from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units, placement
+from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
 from unde.gradients.pca import eigh
 from unde.tasks.base import Task
 
@@ -78,7 +78,7 @@ class Statistics:
         where = [i for i in evenly(len(self.rows), SAMPLE) if i not in bad]
         cuts = [where[r.start : r.stop] for r in split_range(range(len(where)), size)]
         runs = [(load, measure) for load in self.checkpoints for measure in self.measures]
-        factors = None if what.factors is None else Factors(what.factors, *placement(self.model))
+        factors = None if what.factors is None else Factors(what.factors, self.model)
         with console.progress(title, len(cuts) * len(runs), unit="passes") as advance:
             for (load, measure), record in zip(runs, self.coverages):
                 with load():

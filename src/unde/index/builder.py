@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
+from unde.devices import budget, device_of, model_bytes, name_memory
 from unde.errors import OtherIndex, UndeError, unknown
 from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
@@ -35,8 +36,8 @@ from unde.index.state import (
 )
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
-from unde.parallel import Executor
-from unde.parallel.model_transport import BuildInputs
+from unde.parallel import SERIAL, Executor
+from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import WHOLE, Spec
 from unde.store import factored, layout
 from unde.store.codec import Int8
@@ -63,6 +64,7 @@ class BuildSettings:
 
     scoring_method: Method
     memory: int
+    device_memory: int | None = None  # that the user gave
     groups: Groups | str | Mapping[str, str] = "layer"
     exclude: Sequence[str] = ()
     store_dtype: str = AUTO
@@ -75,6 +77,14 @@ class BuildSettings:
     batch_size: int | None = None
     workers: int = 0  # processes that read the data
     overwrite: bool = False
+
+    def pass_memory(self, inputs: ModelInputs, executor: Executor) -> int:
+        """Bytes that a pass may take where the model is; workers on one device share it, each with its own model."""
+        device = device_of(inputs.model)
+        named = inputs.device is not None and torch.device(inputs.device).index is not None
+        workers = executor.sharing(device, named)
+        copies = 0 if executor.in_process else workers * model_bytes(inputs.model)
+        return budget(device, self.memory, self.device_memory, workers, copies).memory
 
     def check(self, inputs: BuildInputs, method: Method) -> tuple[list[str], Groups, dict[str, Tensor]]:
         """The parameters, their groups and scales; raises for wrong settings before anything is written."""
@@ -106,21 +116,29 @@ def begin_index(
     inputs: BuildInputs,
     method: Method,
     settings: BuildSettings,
+    executor: Executor = SERIAL,
 ) -> ShardWriter:
     """Begin an index, or resume the one in the folder; with `overwrite` another one is replaced.
 
     Everything that the bytes of an index depend on is decided here and recorded before the first shard.
     """
-    try:
-        return _begin_or_resume(folder, inputs, method, settings)
-    except OtherIndex:
-        if not settings.overwrite:
-            raise
-    return _begin_or_resume(folder, inputs, method, settings, replacing=True)
+    with name_memory(device_of(inputs.model)):
+        pass_memory = settings.pass_memory(inputs, executor)
+        try:
+            return _begin_or_resume(folder, inputs, method, settings, pass_memory)
+        except OtherIndex:
+            if not settings.overwrite:
+                raise
+        return _begin_or_resume(folder, inputs, method, settings, pass_memory, replacing=True)
 
 
 def _begin_or_resume(
-    folder: StorePath, inputs: BuildInputs, method: Method, settings: BuildSettings, replacing: bool = False
+    folder: StorePath,
+    inputs: BuildInputs,
+    method: Method,
+    settings: BuildSettings,
+    pass_memory: int,
+    replacing: bool = False,
 ) -> ShardWriter:
     names, partition, scales = settings.check(inputs, method)
     there = (folder / layout.MANIFEST).exists() and not replacing
@@ -156,14 +174,14 @@ def _begin_or_resume(
         spec = Spec.parse(str(method.projection))
         matrices: dict[str, Tensor] = {}
         if scales or spec.kind == "pca" or method.whitened or (existing is not None and existing.matrices):
-            wanted, matrices = pca.resolve(folder, inputs, names, scales, settings.memory, wanted, existing)
+            wanted, matrices = pca.resolve(folder, inputs, names, scales, pass_memory, wanted, existing)
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if wanted.store_dtype == AUTO:
             usual = choose_store_dtype(settings.scoring_method, wanted.examples, wanted.width, wanted.terms)
             wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
         if existing is None:
-            return _begin(folder, inputs, settings, wanted, units, replacing)
+            return _begin(folder, inputs, settings, pass_memory, wanted, units, replacing)
         return _resume(folder, inputs, settings, wanted, existing)
 
 
@@ -186,6 +204,7 @@ def _begin(
     folder: StorePath,
     inputs: BuildInputs,
     settings: BuildSettings,
+    pass_memory: int,
     wanted: Manifest,
     units: list[Unit],
     replacing: bool,
@@ -196,7 +215,7 @@ def _begin(
     """
     draft = FeatureRunner(folder, wanted, inputs)
     draft.units = units
-    manifest = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
+    manifest = draft.choose_passes(inputs.rows, pass_memory, settings.batch_size)
     size = choose_shard_size(manifest, settings.memory)
     manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
@@ -298,6 +317,7 @@ def build(
         executor=executor,
         recipe=inputs.recipe,
         device=inputs.device,
+        device_memory=settings.device_memory,
         unfinished=unfinished,
     )
 
@@ -327,12 +347,12 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
         scoring_method=method,
         ids=state.ids,
         memory=state.stored.memory,
+        device_memory=state.device_memory,
         threads=m.resolved.threads,
     )
     probe = methods.Fisher(method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
-    with on_device(inputs.model, inputs.device):
-        homes = [_fisher_home(folder, inputs, probe)]
-        _build_homes(homes, folder, inputs, settings, state.executor, progress)
+    homes = [_fisher_home(folder, inputs, probe)]
+    _build_homes(homes, folder, inputs, settings, state.executor, progress)
 
 
 def _build_homes(
@@ -352,7 +372,7 @@ def _build_homes(
             clear_partial(home)
             if not executor.in_process:
                 inputs = inputs.portable(folder / layout.SCRATCH, inputs.rows)
-            writer = begin_index(home, inputs, method, settings)
+            writer = begin_index(home, inputs, method, settings, executor)
             if not executor.exclusive:
                 lock.close()  # other workers compute shards of the same index
             shards.compute_missing(writer, executor, progress)
@@ -372,20 +392,3 @@ def recorded_options(m: Manifest, model: nn.Module) -> dict[str, Any]:
         "on_bad": m.on_bad,
         "checkpoint_weights": m.checkpoint_weights,
     }
-
-
-@contextmanager
-def on_device(model: nn.Module, device: str | torch.device | None) -> Generator[None]:
-    """Move the model to `device` inside the block, and back after it."""
-    if device is None:
-        yield
-        return
-    home = next(model.parameters()).device
-    try:
-        try:
-            model.to(device)
-        except (RuntimeError, AssertionError) as e:
-            raise UndeError(f"cannot use the device {str(device)!r} ({str(e).splitlines()[0]})") from None
-        yield
-    finally:
-        model.to(home)

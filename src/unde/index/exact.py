@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
 from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
-from unde.devices import CPU, Compute, budget, device_of, put
+from unde.devices import CPU, Compute, budget, device_of, move, put
 from unde.errors import UndeError
 from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
@@ -138,7 +138,7 @@ def attribute(
     check_cg(cg, wanted)
     with ExitStack() as stack:
         stack.enter_context(console.silent(not progress))
-        stack.enter_context(builder.on_device(model, device))
+        move(model, device)
         stack.enter_context(close_workers(executor, runs))
         folder = None if runs.in_process else stack.enter_context(scratch(None))
         choice = settle_damping(wanted, inputs, exclude)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unde import console
+from unde import console, devices
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
@@ -55,6 +55,7 @@ class Index(QueryableIndex):
         collate: Collate | None = None,
         num_workers: int = 0,
         device: str | torch.device | None = None,
+        device_memory: int | str | None = None,
         store_dtype: str = "auto",
         ids: Sequence[Any] | None = None,
         disk: int | str = "20GB",
@@ -87,12 +88,14 @@ class Index(QueryableIndex):
             exclude: Regular expressions of parameters to leave out.
             collate: Puts examples into a batch; by default that of the loader or the task.
             num_workers: Processes that read the data.
-            device: Where to run the model; by default where it is.
+            device: Where the model runs, during the build and afterwards; it is moved there. By default where it is.
+            device_memory: The memory budget on that device beside the weights, such as "20GB"; by default 80 % of what
+                is free there. Workers on one device share it. On the CPU `memory` is the budget of everything.
             store_dtype: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or "auto": float32 up to
                 256 MiB, int8 beyond.
             ids: The user's ids of the examples; by default those in `train_data.ids`, which texts have.
             disk: The budget in bytes that projection="auto" keeps to, such as "20GB".
-            memory: The memory budget, such as "2GB".
+            memory: The memory budget of the host, such as "2GB".
             seed: Seeds the random projection.
             on_bad: What to do about NaN gradients: "error", or "skip" to leave the example out and record it.
             second_moments: An Adam-like optimizer, its state_dict(), or {parameter: v}: scores are in its metric
@@ -126,6 +129,7 @@ class Index(QueryableIndex):
                 "overwrite=True (--overwrite) with an array: its workers would delete the shards of one another. "
                 f"Delete {folder} before the jobs start"
             )
+        devices.move(model, device)
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
@@ -145,7 +149,7 @@ class Index(QueryableIndex):
         if progress:
             for line in choice.lines():
                 console.line(line)
-        with builder.on_device(model, device), close_workers(executor, runs):
+        with close_workers(executor, runs):
             if isinstance(second_moments, str) and second_moments == adam_preconditioner.GRADIENTS:
                 names = trainable(model, exclude)
                 second_moments = adam_preconditioner.of_gradients(model, task, rows, names)
@@ -159,6 +163,7 @@ class Index(QueryableIndex):
                 checkpoint_weights=checkpoint_weights,
                 ids=parse_ids(rows, ids),
                 memory=parse_bytes(memory),
+                device_memory=None if device_memory is None else parse_bytes(device_memory, "device_memory"),
                 threads=threads or runs.threads,
                 second_moments=second_moments,
                 batch_size=batch_size,
@@ -204,11 +209,12 @@ class Index(QueryableIndex):
         checkpoints: Sequence[Checkpoint] | None = None,
         collate: Collate | None = None,
         memory: int | str = "2GB",
+        device_memory: int | str | None = None,
         verify: bool = True,
         executor: str | Executor = "serial",
         threads: int | None = None,
         recipe: str | Recipe | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
     ) -> Index:
         """Open an index on disk, after checking that it is whole and was made from the given inputs.
 
@@ -221,13 +227,14 @@ class Index(QueryableIndex):
             groups: The groups that the index must have.
             checkpoints: As in `build`.
             collate: As in `build`.
-            memory: The memory budget, such as "2GB".
+            memory: The memory budget of the host, such as "2GB".
+            device_memory: The memory budget on the device, as in `build`.
             verify: Whether to compare checksums.
             executor: Who computes, as in `build`.
             threads: As in `build`.
             recipe: As in `build`.
-            device: Where questions are computed, and other processes put the model; by default where the model is, and
-                the CPU without a model.
+            device: Where questions are computed, and the model is moved to; by default where the model is, and the CPU
+                without a model. Another device than that of the build is noted.
 
         Returns:
             The index.
@@ -240,15 +247,19 @@ class Index(QueryableIndex):
         runs = get_executor(executor, threads=threads)
         if not runs.exclusive:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
+        model = None if model is None else unwrap_compiled(model)
+        if model is not None:
+            devices.move(model, device)
         state = IndexState(
             open_store(place(path), parse_bytes(memory), verify),
-            model=None if model is None else unwrap_compiled(model),
+            model=model,
             task=task,
             checkpoints=checkpoints,
             collate=collate,
             executor=runs,
             recipe=parse_recipe(recipe),
-            device=device,
+            device=None if device is None else str(device),
+            device_memory=None if device_memory is None else parse_bytes(device_memory, "device_memory"),
         )
         return cls(check_inputs(state, train_data, groups))
 

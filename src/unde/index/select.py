@@ -19,7 +19,6 @@ from torch import Tensor
 
 from unde import console
 from unde.data import to_numpy
-from unde.devices import put
 from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import bm25
 from unde.index import pca
@@ -217,7 +216,6 @@ def _cosines(index: Index, train: StoredFeatures, features: Tensor) -> Tensor:
             "checkpoints of a training (checkpoints=, checkpoint_weights=)"
         )
     scale = _adam_scale(index)
-    scale, features = None if scale is None else put(scale, train.device), put(features, train.device)
     query_side = features if scale is None else torch.where(scale > 0, features / scale, 0.0)
     unit = features / _norms(query_side).unsqueeze(2)  # (C, T, D)
     total = sum(train.checkpoint_weights)
@@ -225,7 +223,7 @@ def _cosines(index: Index, train: StoredFeatures, features: Tensor) -> Tensor:
     for rows, blocks in train.runs():
         for eta, q, block in zip(train.checkpoint_weights, unit, blocks):
             norms = _norms(block if scale is None else block * scale)
-            scores[:, rows] += (eta / total * (q @ block.T) / norms).cpu()
+            scores[:, rows] += eta / total * (q @ block.T) / norms
     return scores
 
 
@@ -305,11 +303,11 @@ class _Distinct:
         self.train, self.limit, self.passed, self.filled = train, limit, 0, 0
         width = train.columns[-1].stop
         self.sketched = width > SKETCH
-        self.accepted = torch.empty(0 if limit is None else count, min(width, SKETCH), device=train.device)
+        self.accepted = torch.empty(0 if limit is None else count, min(width, SKETCH))
         if self.sketched:
             generator = torch.Generator().manual_seed(0)
-            self.buckets = put(torch.randint(SKETCH, (width,), generator=generator), train.device)
-            self.signs = put(torch.randint(2, (width,), generator=generator) * 2.0 - 1, train.device)
+            self.buckets = torch.randint(SKETCH, (width,), generator=generator)
+            self.signs = torch.randint(2, (width,), generator=generator) * 2.0 - 1
 
     def accept(self, i: int) -> bool:
         if self.limit is None:
@@ -325,5 +323,5 @@ class _Distinct:
     def _unit(self, i: int) -> Tensor:
         row = self.train.rows(torch.tensor([i]))[-1][0]
         if self.sketched:
-            row = row.new_zeros(SKETCH).index_add_(0, self.buckets, row * self.signs)
+            row = torch.zeros(SKETCH).index_add_(0, self.buckets, row * self.signs)
         return row / _norms(row)

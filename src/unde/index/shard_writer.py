@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unde import console, methods
 from unde.data import evenly, to_device
+from unde.devices import device_of, name_memory
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.gradients import Coverage
@@ -51,7 +52,9 @@ class ShardWriter:
         self.runner, self.reader = FeatureRunner(folder, manifest, inputs), IndexReader(folder, manifest, 0)
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order of their computation, if known
-        self._stream: tuple[list[Job], Generator[Batch]] | None = None
+        self._batches: tuple[list[Job], Generator[Batch]] | None = None  # of jobs that no pass was asked for
+        self._results: tuple[list[Job], Generator[PassResult]] | None = None
+        self._features = deque[Tensor]()  # of passes that are packed together, in the order of the results
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "manifest", "inputs", "workers", "ids")
@@ -62,18 +65,45 @@ class ShardWriter:
         self.inputs.check_model(self.manifest, self.folder)
         self.inputs.check_data(self.manifest, self.folder)
 
-    def batches(self, c: int, s: int) -> Iterator[Batch]:
-        """The batches of one shard. Worker processes read ahead through the `upcoming` shards."""
-        if not self.workers:
-            return self.inputs.rows.batches(self.cuts(s))
-        if self._stream is None or self._stream[0][:1] != [(c, s)]:
-            at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
-            jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
-            ranges = [r for _, shard in jobs for r in self.cuts(shard)]
-            self._stream = (jobs, self.inputs.rows.batches(ranges, self.workers))
-        jobs, stream = self._stream
-        self._stream = (jobs[1:], stream)
-        return (next(stream) for _ in self.cuts(s))
+    def results(self, c: int, s: int) -> Iterator[PassResult]:
+        """The passes of one shard. `upcoming` shards are read ahead by worker processes, and begun on a device."""
+        if self._results is None or self._results[0][:1] != [(c, s)]:
+            if self._batches is None or self._batches[0][:1] != [(c, s)]:
+                self._stop()
+                at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
+                jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
+                ranges = [r for _, shard in jobs for r in self.cuts(shard)]
+                self._batches = (jobs, self.inputs.rows.batches(ranges, self.workers))
+            jobs, batches = self._batches
+            here = list(itertools.takewhile(lambda job: job[0] == c, jobs))
+            self._batches = (jobs[len(here) :], batches)
+            self._results = (here, self._run(c, [shard for _, shard in here], batches))
+        jobs, stream = self._results
+        self._results = (jobs[1:], stream)
+        return itertools.islice(stream, len(self.cuts(s)))
+
+    def _run(self, c: int, shards: Sequence[int], batches: Iterator[Batch]) -> Generator[PassResult]:
+        """Passes over these shards under one checkpoint."""
+        count = sum(len(self.cuts(s)) for s in shards)
+        outs = (rows for s in shards for group in self.groups(s) for rows in self._rows(group))
+        run = self.runner.open_pass(c)
+        yield from run.over(_read_batches(self, itertools.islice(batches, count)), outs, take=True)
+
+    def take_features(self) -> Tensor:
+        """The features of the passes whose results came last."""
+        return self._features.popleft()
+
+    def _rows(self, group: Sequence[range]) -> Iterator[Tensor]:
+        """The rows of each pass in one tensor."""
+        sizes = [len(cut) for cut in group]
+        self._features.append(torch.empty(sum(sizes), self.manifest.width))
+        yield from self._features[-1].split(sizes)
+
+    def groups(self, s: int) -> list[list[range]]:
+        """The passes of a shard whose features are packed together."""
+        cuts, m = self.cuts(s), self.manifest
+        step = max(1, PACKED_BYTES // max(1, 4 * m.resolved.pass_size * m.width))
+        return [cuts[i : i + step] for i in range(0, len(cuts), step)]
 
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""
@@ -82,10 +112,15 @@ class ShardWriter:
 
     def close(self) -> None:
         """Restore the model; stop reading ahead."""
-        if self._stream is not None:
-            self._stream[1].close()
-            self._stream = None
+        self._stop()
         self.runner.close()
+
+    def _stop(self) -> None:
+        for stream in (self._results, self._batches):
+            if stream is not None:
+                stream[1].close()
+        self._results = self._batches = None
+        self._features.clear()
 
 
 class ShardsFailed(UndeError):
@@ -96,8 +131,11 @@ def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
     """Compute and write shard s under checkpoint c; the bytes do not depend on the process."""
     m, inputs = writer.manifest, writer.inputs
     where = range(m.shards[s].start, m.shards[s].stop)
-    with raise_failing_example(
-        inputs.model, inputs.task, inputs.rows, lambda: where, writer.ids, close=writer.close
+    with (
+        name_memory(device_of(inputs.model)),
+        raise_failing_example(
+            inputs.model, inputs.task, inputs.rows, lambda: where, writer.ids, close=writer.close
+        ),
     ):
         whole = _compute_tensors(writer, c, s)
     write_shard(m.shard(writer.folder, c, s), m.files[s][1], whole)
@@ -106,19 +144,16 @@ def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
 def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
     m = writer.manifest
     with torch_threads(m.resolved.threads):
-        run, batches = writer.runner.open_pass(c), _read_batches(writer, c, s)
-        cuts, parts, packed = writer.cuts(s), list[dict[str, Tensor]](), list[dict[str, Tensor]]()
-        step = max(1, PACKED_BYTES // max(1, 4 * m.resolved.pass_size * m.width))
-        for group in (cuts[i : i + step] for i in range(0, len(cuts), step)):
-            features = torch.empty(sum(map(len, group)), m.width)
-            for rows, result in zip(group, run.over(itertools.islice(batches, len(group)), features)):
-                parts.append(_pass_tensors(writer, run, rows, result))
+        results, parts, packed = writer.results(c, s), list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+        for group in writer.groups(s):
+            for rows in group:
+                parts.append(_pass_tensors(writer, c, rows, next(results)))
                 if (
                     len(parts) > 1 and FACTORS in parts[-1]
                 ):  # as large as the model: only the sum stays in memory
                     parts[0][FACTORS] += parts[-1].pop(FACTORS)
                 writer.advance(len(rows))
-            packed.append(m.codec.pack(features, m.columns))
+            packed.append(m.codec.pack(writer.take_features(), m.columns))
         whole = packed[0] if len(packed) == 1 else concatenate(packed)
         return concatenate(parts) | whole
 
@@ -191,9 +226,8 @@ def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     return jobs
 
 
-def _read_batches(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
-    """The batches of a shard, with the numbers that seed random draws of its examples."""
-    batches = writer.batches(c, s)
+def _read_batches(writer: ShardWriter, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, with the numbers that seed random draws of their examples."""
     while True:
         try:
             where, batch, digests = next(batches)
@@ -206,9 +240,7 @@ def _read_batches(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
             raise _length_error(writer) from None
 
 
-def _pass_tensors(
-    writer: ShardWriter, run: FeaturePass, rows: range, result: PassResult
-) -> dict[str, Tensor]:
+def _pass_tensors(writer: ShardWriter, c: int, rows: range, result: PassResult) -> dict[str, Tensor]:
     """What is stored of a pass besides features; bad gradients raise, or are zeroed and marked as skipped."""
     norms = [torch.linalg.vector_norm(result.features[:, x], dim=1) for x in writer.manifest.columns]
     squares = torch.stack(norms, 1).square_()  # read once: a sum of squares makes a copy of them
@@ -220,10 +252,11 @@ def _pass_tensors(
             raise _bad_example(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         result.features[~finite] = squares[~finite] = 0.0
     beside = {"beside": result.extra} if writer.runner.method.extra_measures else {}
-    if run.factors is not None:
-        beside[FACTORS] = run.factors.take().cpu()
+    if result.factors is not None:
+        beside[FACTORS] = result.factors
         if not finite.all():
-            beside[FACTORS] = covariances(writer, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
+            finite_rows = [rows[int(i)] for i in finite.nonzero()[:, 0]]
+            beside[FACTORS] = covariances(writer, writer.runner.open_pass(c), finite_rows)
     return beside | {
         "squares": squares,
         "loss": result.values,

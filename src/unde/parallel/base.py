@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import torch
+
+from unde.devices import count
 from unde.errors import BadExample, UndeError, explain, require_positive
 
 Job: TypeAlias = tuple[int, ...]
@@ -45,6 +48,10 @@ class Executor(ABC):
     threads: int | None
     in_process: bool
     exclusive: bool
+
+    def sharing(self, device: torch.device, named: bool) -> int:
+        """How many jobs may use this device at once; it was `named`, or is one of its kind."""
+        return 1
 
     def owns(self, job: Job) -> bool:
         """Whether this executor is the one to do a job."""
@@ -166,6 +173,9 @@ class WorkerPool(Executor, Generic[Worker]):
         except BaseException:  # also when the caller stops early: running jobs are not wanted either
             self.close()
             raise
+
+    def sharing(self, device: torch.device, named: bool) -> int:
+        return self.count if named else -(-self.count // max(1, count(device.type)))
 
     def close(self) -> None:
         while self.workers:

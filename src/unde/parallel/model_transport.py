@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from unde import devices
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows
+from unde.devices import device_of
 from unde.errors import UndeError, explain
 from unde.fingerprints import data_fingerprint
 from unde.setup import Recipe, Setup
@@ -122,7 +124,8 @@ def _local_copy(file: StorePath) -> Generator[Path]:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The user's model, task and checkpoints; `recipe` and `device` say how another process makes the same."""
+    """The user's model, task and checkpoints; `recipe` says how another process makes the same, and `device` where it
+    puts it, by default on a device of the same kind."""
 
     model: nn.Module
     task: Task
@@ -139,7 +142,8 @@ class ModelInputs:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.recipe is None:
             raise not_portable(self.model)
-        return make_inputs, (self.recipe, self.checkpoints, self.device)
+        kind = device_of(self.model).type
+        return make_inputs, (self.recipe, self.checkpoints, self.device or (None if kind == "cpu" else kind))
 
     def portable(self: Inputs, folder: StorePath, rows: Rows) -> Inputs:
         """The same with a recipe; without one of the user's, the model is packed into `folder` with `rows`."""
@@ -191,7 +195,9 @@ def make_inputs(
 def _setup(payload: bytes) -> Setup:
     """Made once by a process, however many kinds of jobs it is given."""
     recipe, device = pickle.loads(payload)
+    if device is not None:
+        devices.local(device)  # before the recipe chooses one
     setup = recipe.make()
     if device is not None:
-        setup.model.to(device)
+        devices.move(setup.model, devices.local(device))
     return setup

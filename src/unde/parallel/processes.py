@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from unde import devices
 from unde.parallel.base import Answer, JobRunner, Message, WorkerExit, WorkerPool, describe_exit
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Processes(WorkerPool[Connection]):
     def __init__(self, count: int, threads: int = 1, timeout: float | None = None) -> None:
         super().__init__(count, threads, timeout)
         self._processes: dict[Connection, BaseProcess] = {}
-        self._devices: dict[Connection, int] = {}
+        self._numbers: dict[Connection, int] = {}
         self._answered_once: set[Connection] = set()  # those that have answered once
         end = weakref.finalize(self, _terminate_all, self._processes)
         atexit.register(end)  # before multiprocessing waits for its children
@@ -46,13 +48,13 @@ class Processes(WorkerPool[Connection]):
     def start(self) -> Connection:
         context = _context()
         ours, theirs = context.Pipe()
-        device = self._free_device()
-        process = context.Process(target=_serve, args=(theirs, self.threads, device, dict(os.environ)))
+        used = set(self._numbers.values())
+        number = next(i for i in itertools.count() if i not in used)
+        arguments = (theirs, self.threads, number, devices.visible(), dict(os.environ))
+        process = context.Process(target=_serve, args=arguments)
         process.start()
         theirs.close()
-        self._processes[ours] = process
-        if device is not None:
-            self._devices[ours] = device
+        self._processes[ours], self._numbers[ours] = process, number
         return ours
 
     def send(self, worker: Connection, message: Message) -> None:
@@ -75,7 +77,7 @@ class Processes(WorkerPool[Connection]):
 
     def end(self, worker: Connection) -> WorkerExit:
         process, answered = self._processes.pop(worker), worker in self._answered_once
-        self._devices.pop(worker, None)
+        self._numbers.pop(worker, None)
         self._answered_once.discard(worker)
         _terminate(worker, process)
         code = process.exitcode or 0
@@ -87,12 +89,6 @@ class Processes(WorkerPool[Connection]):
         for process in self._processes.values():
             process.terminate()
         super().close()
-
-    def _free_device(self) -> int | None:
-        """The GPU with the fewest workers; None with fewer than two GPUs."""
-        count = torch.cuda.device_count()
-        used = list(self._devices.values())
-        return min(range(count), key=used.count) if count > 1 else None
 
 
 def _context() -> SpawnContext | ForkServerContext:
@@ -118,13 +114,13 @@ def _terminate_all(processes: dict[Connection, BaseProcess]) -> None:
         _terminate(*processes.popitem())
 
 
-def _serve(connection: Connection, threads: int, device: int | None, environment: dict[str, str]) -> None:
+def _serve(
+    connection: Connection, threads: int, number: int, gpus: list[str], environment: dict[str, str]
+) -> None:
     os.environ.update(environment)  # the server was started with an earlier one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the workers
-    if device is not None:  # torch looks for GPUs when the first is used
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[device] if seen else str(device)
+    devices.become_worker(number, gpus)
     torch.set_num_threads(threads)
     runner = JobRunner()
     with suppress(EOFError, ConnectionError):

@@ -50,6 +50,9 @@ class Ray(WorkerPool[Any]):
     def __getstate__(self) -> dict[str, Any]:
         raise UndeError("an executor cannot be sent to another process: name it where it is used")
 
+    def sharing(self, device: torch.device, named: bool) -> int:
+        return max(1, int(1 / self.gpus)) if self.gpus else super().sharing(device, named)
+
     def start(self) -> Any:
         ray = self._client()
         actor = ray.remote(_Actor).options(

@@ -44,6 +44,10 @@ AnyTask = TypeVar("AnyTask", bound=Any)
 class Batching:
     """A batch is one pass. Subclass where an example is many rows to the model, as in diffusion."""
 
+    def prepare(self, batch: Any) -> Any:
+        """The batch with what the host computes from its content, before it goes to the device."""
+        return batch
+
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         """Batches to run for one batch of examples; measures and gradients add up over them."""
         yield batch

@@ -14,6 +14,7 @@ from unde.errors import UndeError, require_positive
 from unde.tasks.base import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
+KEYS = "digests"  # of images, in a batch
 PREPARED = "noisy"  # marks a batch that `passes` prepared
 
 
@@ -34,19 +35,30 @@ class TimestepBatching(Batching):
         """Noisy images in one pass, if there are as many examples or fewer."""
         return self.max_rows or ROWS
 
+    def prepare(self, batch: Any) -> Any:
+        """With the digests of images that no VAE encodes, which seed their noise."""
+        images = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
+        columns = {"images": images} if isinstance(images, Tensor) else images
+        if not isinstance(columns, Mapping) or "trajectory" in columns:
+            return batch
+        clean = columns.get("latents", None if self.task.inputs.vae else columns.get("images"))
+        return {**columns, KEYS: [digest(x) for x in clean]} if isinstance(clean, Tensor) else batch
+
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         clean, condition = self.task.inputs(batch)
         if "trajectory" in condition:
             yield from self._follow(clean, condition)
             return
-        keys = [digest(image) for image in clean.cpu()]
+        keys = _keys(batch) or [digest(image) for image in clean.cpu()]
         for cut in even_slices(len(self.timesteps), self.rows // len(clean)):
             yield self._prepare(clean, condition, keys, self.timesteps[cut])
 
     def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
         clean, condition = self.task.inputs(batch)
         for cut in even_slices(len(clean), self.most or len(clean)):
-            yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in condition.items()}}
+            part = {"latents": clean[cut], **{name: v[cut] for name, v in condition.items()}}
+            keys = _keys(batch)
+            yield cut, part | {KEYS: keys[cut]} if keys else part
 
     def fit_memory(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> TimestepBatching:
         """As many rows as fit: a pass of one row and a pass of two tell what a row takes."""
@@ -96,8 +108,9 @@ class TimestepBatching(Batching):
         self, clean: Tensor, condition: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
     ) -> dict[str, Any]:
         """A batch for one forward pass: noisy images at these timesteps, and what is to be predicted."""
-        t = torch.tensor(timesteps, device=clean.device).expand(len(clean), -1)
-        noise = torch.stack([self.task.noise(key, timesteps, clean.shape[1:]) for key in keys]).to(clean)
+        t = torch.tensor(timesteps).to(clean.device, non_blocking=True).expand(len(clean), -1)
+        noise = torch.stack([self.task.noise(key, timesteps, clean.shape[1:]) for key in keys])
+        noise = noise.to(clean.device, clean.dtype, non_blocking=True)
         signal, spread = self.task.scales(t, noise)
         noisy = signal * clean.unsqueeze(1) + spread * noise
         target = self.task.target(clean, noise, signal, spread)
@@ -137,6 +150,10 @@ class TimestepBatching(Batching):
                 f"a trajectory of {t.shape[1]} steps for an index of {self.steps}: sample with as many"
             )
         return t
+
+
+def _keys(batch: Any) -> list[str] | None:
+    return batch.get(KEYS) if isinstance(batch, Mapping) else None
 
 
 def _two(count: int) -> slice:

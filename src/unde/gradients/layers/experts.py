@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from unde.devices import mark
 from unde.gradients.layers.base import CHUNK, Call, FeatureSink, Rule, register_where
 from unde.projection import Projection
 
@@ -46,43 +47,40 @@ class Experts(Rule):
         call: Call = x
         bound = inspect.signature(type(self.module).forward).bind(self.module, *call.args, **call.kwargs)
         hidden, index, weights = list(bound.arguments.values())[1:]
-        if index.shape != weights.shape or len(index) != len(hidden.flatten(0, -2)):
+        if index.shape != weights.shape or len(index) != len(hidden.flatten(0, -2)) or len(index) % batch:
             raise NotImplementedError("tokens and the experts chosen for them are laid out in another way")
-        return hidden.flatten(0, -2), index, weights.detach()
+        return hidden.flatten(0, -2), weights.detach(), _Routes(index, len(self.module.down_proj), batch)
 
     def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
-        g, each = g.flatten(0, -2), len(saved[0]) // batch
-        up = str(_up(self.module))
+        g, up = g.flatten(0, -2), str(_up(self.module))
         wanted = set(self.projections)
         sums = {n: _GradientSum(self.projections[n], batch) for n in wanted}
-        for e, tokens, x, z, grad_z, grad_y in self._experts(saved, g):
-            example = tokens // each
+        for rows, x, z, grad_z, grad_y in self._experts(saved, g):
             for name, left, right in ((up, grad_z, x), ("down_proj", grad_y, z)):
                 if f"{name}_bias" in wanted:
-                    sums[f"{name}_bias"].add(e, example, left, None)
+                    sums[f"{name}_bias"].add(rows, left, None)
                 if name in wanted:
                     pair = (right, left) if getattr(self.module, "is_transposed", False) else (left, right)
-                    sums[name].add(e, example, *pair)
+                    sums[name].add(rows, *pair)
         for name, total in sums.items():
             out.add(name, total.feature())
 
-    def _experts(self, saved: Any, g: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """For every expert with tokens: its number, tokens, inputs of its two layers, gradients of their outputs."""
-        m, (hidden, index, weights) = self.module, saved
+    def _experts(
+        self, saved: Any, g: Tensor
+    ) -> Iterator[tuple[_ExpertTokens, Tensor, Tensor, Tensor, Tensor]]:
+        """For every expert with tokens: these, inputs of its two layers, gradients of their outputs."""
+        m, (hidden, weights, routes) = self.module, saved
         up = str(_up(m))
-        for e in range(len(m.down_proj)):
-            tokens, place = torch.where(index == e)
-            if not len(tokens):
-                continue
-            x = hidden[tokens]
-            grad_y = (g[tokens] * weights[tokens, place, None]).to(x.dtype)
+        for rows in routes.experts():
+            e, x = rows.expert, hidden[rows.tokens]
+            grad_y = (g[rows.tokens] * weights[rows.tokens, rows.choice, None]).to(x.dtype)
             a = self._linear(x, up, e)
             with torch.enable_grad():
                 a = a.detach().requires_grad_()
                 z = m._apply_gate(a) if getattr(m, "has_gate", up == "gate_up_proj") else m.act_fn(a)
             down = m.down_proj[e]
             grad_z = grad_y @ (down.mT if getattr(m, "is_transposed", False) else down)
-            yield e, tokens, x, z.detach(), torch.autograd.grad(z, a, grad_z)[0], grad_y
+            yield rows, x, z.detach(), torch.autograd.grad(z, a, grad_z)[0], grad_y
 
     def _linear(self, x: Tensor, name: str, e: int) -> Tensor:
         m = self.module
@@ -92,6 +90,47 @@ class Experts(Rule):
         return y if bias is None else y + bias[e]
 
 
+class _ExpertTokens(NamedTuple):
+    """The tokens of one expert, in the order of their examples."""
+
+    expert: int
+    tokens: Tensor  # (m,)
+    choice: Tensor  # (m,) which of its experts this is to each token
+    example: Tensor  # (m,)
+    place: Tensor  # (m,) among the tokens of its example
+    counts: list[int]  # tokens of each example
+
+
+class _Routes:
+    """Tokens sorted by expert and example. Their counts are on their way to the host until they are needed: a device is
+    waited for once, whatever the number of experts."""
+
+    def __init__(self, index: Tensor, experts: int, batch: int) -> None:
+        self.experts_of_token, self.batch, self.device = index.shape[1], batch, index.device
+        each = len(index) // batch
+        example = torch.arange(len(index), device=index.device) // each
+        key = (index.clamp(max=experts) * batch + example[:, None]).flatten()  # beyond them: no expert
+        self._order = torch.argsort(key, stable=True)
+        self._counts = torch.zeros((experts + 1) * batch, dtype=torch.int64, device=index.device)
+        self._counts.scatter_add_(0, key, torch.ones_like(key))
+        self._first = self._counts.cumsum(0) - self._counts  # row of the first token of an expert and example
+        self._key = key[self._order]
+        self._on_host = self._counts.to("cpu", non_blocking=True)
+        self._ready = mark(index.device)
+
+    def experts(self) -> Iterator[_ExpertTokens]:
+        self._ready()
+        start = 0
+        for e, counts in enumerate(self._on_host.view(-1, self.batch)[:-1].tolist()):
+            stop = start + sum(counts)
+            if stop > start:
+                rows, key = self._order[start:stop], self._key[start:stop]
+                place = torch.arange(start, stop, device=self.device) - self._first[key]
+                tokens, choice = rows // self.experts_of_token, rows % self.experts_of_token
+                yield _ExpertTokens(e, tokens, choice, key - e * self.batch, place, counts)
+            start = stop
+
+
 class _GradientSum:
     """Per-example gradients of one (experts, …) parameter, projected expert by expert where they can be."""
 
@@ -99,19 +138,21 @@ class _GradientSum:
         self.p, self.batch = projection, batch
         self.rows: dict[int, Tensor] = {}  # of each expert, (B, columns)
 
-    def add(self, e: int, example: Tensor, left: Tensor, right: Tensor | None) -> None:
+    def add(self, rows: _ExpertTokens, left: Tensor, right: Tensor | None) -> None:
         """Σ leftᵀ right over the tokens of each example, or Σ left."""
-        parts = []
+        parts = list[Tensor]()
         size = left.shape[-1] * (1 if right is None else right.shape[-1]) * left.element_size()
         step = max(1, CHUNK // size)
         for start in range(0, self.batch, step):
-            count = min(step, self.batch - start)
-            here = (example >= start) & (example < start + count)
-            a = _pad(left[here], example[here] - start, count)
-            b = None if right is None else _pad(right[here], example[here] - start, count)
+            counts = rows.counts[start : start + step]
+            first = sum(rows.counts[:start])
+            here = slice(first, first + sum(counts))
+            where = (rows.example[here] - start, rows.place[here])
+            a = _pad(left[here], where, counts)
+            b = None if right is None else _pad(right[here], where, counts)
             whole = a.sum(1) if b is None else torch.bmm(a.mT, b).flatten(1)
             parts.append(self.p.cols(whole) if self.p.factored else whole)
-        self.rows[e] = torch.cat(parts)
+        self.rows[rows.expert] = torch.cat(parts)
 
     def feature(self) -> Tensor:
         zero = torch.zeros_like(next(iter(self.rows.values())))
@@ -122,12 +163,8 @@ class _GradientSum:
         return whole if self.p.factored else self.p.flat(whole)
 
 
-def _pad(x: Tensor, example: Tensor, batch: int) -> Tensor:
+def _pad(x: Tensor, where: tuple[Tensor, Tensor], counts: list[int]) -> Tensor:
     """(m, d) rows of several examples → (B, most, d), zeros where an example has fewer."""
-    counts = torch.bincount(example, minlength=batch)
-    order = torch.argsort(example, stable=True)
-    starts = counts.cumsum(0) - counts
-    place = torch.arange(len(example), device=x.device) - starts[example[order]]
-    padded = x.new_zeros(batch, int(counts.max()) if len(example) else 0, x.shape[-1])
-    padded[example[order], place] = x[order]
+    padded = x.new_zeros(len(counts), max(counts), x.shape[-1])
+    padded[where] = x
     return padded
