@@ -1,0 +1,89 @@
+"""The budget on a device: the check, the trial and the passes keep to it; what exceeds it is a clear error."""
+
+import pytest
+import torch
+from settings import make
+from torch import nn
+
+from unde import Index, UndeError
+from unde.devices import model_bytes
+from unde.gradients.collector import Collector
+from unde.tasks import Classification
+
+
+def wide(width=600):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
+    )
+
+
+def data(n=300):
+    return torch.randn(n, 20), torch.randint(3, (n,))
+
+
+def build_wide(folder, model, **options):
+    options = {"method": "tracin", "projection": "kron(4)", "progress": False} | options
+    return Index.build(model, Classification(), data(), folder, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_and_budget_are_the_most_that_is_taken(size, tmp_path, pretended):
+    """In the check, the trial and the build; the check needs one set of gradients."""
+    model = wide().to(pretended.NAME)
+    budget = size * model_bytes(model)
+    with pretended.limited(budget) as here:
+        before = here.live
+        index = build_wide(tmp_path / "i", model, device_memory=budget)
+        assert here.peak - before <= budget
+    assert index.manifest.resolved.pass_size > 1
+
+
+def test_weights_are_no_part_of_a_pass(tmp_path):
+    """Nor on the CPU: with a budget of little more than the weights many examples fit."""
+    model = wide()
+    index = build_wide(tmp_path / "i", model, memory=int(1.3 * model_bytes(model)))
+    assert index.manifest.resolved.pass_size > 8
+
+
+def test_a_trial_that_runs_out_of_memory_means_fewer_examples(tmp_path, monkeypatch, pretended):
+    call, tried = Collector.__call__, []
+
+    def limited(self, batch, ids, out=None):
+        tried.append(len(ids))
+        if len(ids) > 8:
+            raise torch.OutOfMemoryError("full")
+        return call(self, batch, ids, out)
+
+    monkeypatch.setattr(Collector, "__call__", limited)
+    model = wide().to(pretended.NAME)
+    index = build_wide(tmp_path / "i", model, device_memory="300kB")
+    assert index.manifest.resolved.pass_size == 8
+    assert max(tried) <= 16
+
+
+def test_a_build_that_runs_out_of_memory_names_the_budget(tmp_path, pretended):
+    model = wide().to(pretended.NAME)  # in the forward pass: torch aborts if Python raises in a backward pass
+    with (
+        pretended.limited(int(1.3 * model_bytes(model))),
+        pytest.raises(UndeError, match=r"pretended:0 ran out of memory.*device_memory="),
+    ):
+        build_wide(tmp_path / "i", model, batch_size=300)
+
+
+def test_bad_devices_are_one_clear_error(tmp_path, pretended):
+    model, task, rows = make("mlp")
+    for device, said in (
+        ("pretended:9", "cannot use the device 'pretended:9'"),
+        ("nowhere", "Devices here: cpu, pretended:0"),
+    ):
+        with pytest.raises(UndeError, match=said):
+            Index.build(model, task, rows, tmp_path / "i", device=device)
+    with pretended.limited(100), pytest.raises(UndeError, match="does not fit into the memory of pretended"):
+        Index.build(model, task, rows, tmp_path / "i", device=pretended.NAME)
+    with pytest.raises(UndeError, match="cannot read device_memory 'much'"):
+        Index.build(model, task, rows, tmp_path / "i", device_memory="much")
+    model[2].weight = nn.Parameter(torch.empty(9, 12, device="meta"))
+    with pytest.raises(UndeError, match=r"'2.weight' is not in memory"):
+        Index.build(model, task, rows, tmp_path / "i")
+    assert not (tmp_path / "i").exists()
