@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
+
+import scipy.stats
 
 from experiments import runner
 from experiments.pages import figures
 from experiments.pages.bank_results import BANKS
 from experiments.pages.book import NONE, Book, number, shown, table
 from experiments.shared.paths import HERE
-from experiments.studies import quality
+from experiments.studies import poisoned_chats, quality
 
 PEERS = HERE.parent / "benchmarks" / "results" / "quality_peers.json"
 BANK = "finetuned-gpt2"
@@ -120,7 +123,42 @@ def quality_figure(book: Book) -> str:
     return book.figure("quality", figures.against(series, peers, title=title, words=_size), title)
 
 
+def poisoned(book: Book) -> str:
+    """Share of the poison among the highest scores, mean and 95 % interval over seeds."""
+    found = {variant: book.get(f"poisoned_chats_{variant}") for variant in poisoned_chats.VARIANTS}
+    found = {variant: r for variant, r in found.items() if r is not None}
+    if not found:
+        return f"Not measured: `{runner.command('poisoned_chats')}`."
+    first = next(iter(found.values()))["shares"]
+    names = sorted(first, key=lambda name: -statistics.mean(first[name]))
+    rows = [[name, *(_share(r["shares"][name]) for r in found.values())] for name in names]
+    return table(["", *found], rows)
+
+
+def _share(values: list[float]) -> str:
+    mean, spread = statistics.mean(values), statistics.stdev(values)
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * spread / len(values) ** 0.5
+    return f"{100 * mean:.0f} ± {100 * half:.0f}"
+
+
+def conjugate(book: Book) -> str:
+    """LDS of EKFAC and of conjugate gradients on the same queries."""
+    r = book.get("conjugate_gradients_finetuned-gpt2")
+    if r is None:
+        return f"LDS was not measured: `{runner.command('conjugate_gradients')}`."
+    rows = []
+    for steps, (mean, half) in r["lds"].items():
+        name = f"cg={steps}" if int(steps) else "EKFAC"
+        gain = (
+            "" if steps not in r["gain"] else "{:+.1f} ± {:.1f}".format(*(100 * x for x in r["gain"][steps]))
+        )
+        rows.append([name, f"{100 * mean:.1f} ± {100 * half:.1f}", gain, number(r["seconds"][steps], 0)])
+    return table(["", f"LDS, {r['queries']} queries", "gain, query by query", "processor seconds"], rows)
+
+
 PARTS = {
+    "conjugate": conjugate,
+    "poisoned": poisoned,
     "quality": quality_table,
     "quality_short": quality_short,
     "quality_missing": quality_missing,
