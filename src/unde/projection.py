@@ -63,7 +63,9 @@ class Spec:
             return text
         match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*(\d+)\s*(?:,\s*(\w+)\s*)?\))?\s*", text)
         if match is None:
-            raise UndeError(f"cannot read projection {text!r}: expected 'none', 'kron(16)' or 'sjlt(4096)'")
+            raise UndeError(
+                f"cannot read projection {text!r}: expected 'none', 'factored(4)', 'kron(16)' or 'sjlt(4096)'"
+            )
         kind, size, law = match[1], int(match[2] or 0), match[3] or "rademacher"
         if kind not in KINDS:
             raise unknown("projection", kind, KINDS)
@@ -71,13 +73,13 @@ class Spec:
             raise UndeError(
                 f"projection {text!r}: only 'dense(k, normal)' and 'dense(k, rademacher)' name a law"
             )
-        if (size < 1) != (kind == "none"):
-            raise UndeError(f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'")
-        if kind == "factored" and size > MOST_FACTORS:
+        if kind == "factored" and not 1 <= size <= MOST_FACTORS:
             raise UndeError(
                 f"projection {text!r}: expected 1 to {MOST_FACTORS} outer products, as in 'factored(4)'; 'none' keeps "
                 "whole gradients"
             )
+        if (size < 1) != (kind == "none"):
+            raise UndeError(f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'")
         return cls(kind, size, law)
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ from unde.evaluate import lds
 from unde.gradients import make_units
 from unde.gradients.gauss_newton import GaussNewton
 from unde.index import exact
+from unde.index.query_factors import QueryFactors
 from unde.methods import EKFAC, TracIn
 from unde.parallel import Serial
 from unde.parallel.base import pack_job
@@ -183,6 +184,7 @@ class Inside(Classification):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"query_rank": 0}, r"query_rank=0: expected a number of outer products"),
         ({"cg": -1}, r"cg=-1: expected a number of steps"),
         ({"cg": 2, "method": "tracin"}, r"cg=2 with TracIn: conjugate gradients refine EKFAC"),
         ({"cg": 2, "task": Inside()}, r"depends on the parameters in other ways.*Leave cg out"),
@@ -191,6 +193,63 @@ class Inside(Classification):
 def test_conjugate_gradients_refused(options, said):
     with pytest.raises(UndeError, match=said):
         attribute(**{"method": "ekfac"} | options)
+
+
+@pytest.mark.parametrize("method", [EKFAC(), TracIn()], ids=["ekfac", "tracin"])
+def test_queries_may_be_held_as_outer_products(method, capsys):
+    """Enough of them are the queries; fewer lose something, and how much is told."""
+    options = {"model": convolutions(), "train": pictures(N), "queries": pictures(4, 3), "progress": True}
+    whole = attribute(method, **options)
+    close(attribute(method, query_rank=50, **options).by_group(), whole.by_group(), 1e-5)
+    capsys.readouterr()
+    some = attribute(method, query_rank=2, **options)
+    error = float((some.total() - whole.total()).norm() / whole.total().norm())
+    told = float(re.search(r"are off by ([\d.]+)%", capsys.readouterr().err)[1]) / 100
+    assert error / 4 < told < 4 * error and some.provenance["query_rank"] == 2
+
+
+def test_products_of_outer_products():
+    """Packed queries against training gradients, by dense matrices; blocks of queries do not matter."""
+    units = [{"shape": [6, 5], "size": 30}, {"shape": [4], "size": 4}, {"shape": [3, 2, 4], "size": 24}]
+    g = torch.Generator().manual_seed(0)
+    queries, features = torch.randn(7, 58, generator=g), torch.randn(5, 58, generator=g)
+    factors, dense = QueryFactors(2, units), queries.clone()
+    held = factors.pack(queries)
+    for start, rows, size in ((0, 6, 30), (34, 3, 24)):
+        u, s, v = torch.linalg.svd(queries[:, start : start + size].view(7, rows, -1), full_matrices=False)
+        dense[:, start : start + size] = ((u[..., :2] * s[:, None, :2]) @ v[:, :2]).flatten(1)
+    assert held.shape == (7, factors.width) == (7, 2 * 11 + 4 + 2 * 11)
+    for most in (2**24, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("unde.index.query_factors._PRODUCTS", most)
+            out = factors.products(held, features, [0, 1, 0], torch.zeros(2, 5, 7))
+        close(out.sum(0), features @ dense.T)
+    off, size = factors.error(queries, held, features)
+    close(off, (features @ (queries - dense).T).square().sum(), 1e-4)
+
+
+def test_diagnosis():
+    """A query without a gradient, and lists that are alike."""
+    flat = nn.Sequential(nn.Linear(toy.FEATURES, 1), nn.ReLU(), nn.Linear(1, toy.CLASSES, bias=False))
+    with torch.no_grad():
+        flat[0].bias.fill_(-1)
+        flat[0].weight.copy_(torch.eye(toy.FEATURES)[:1])
+    x = TRAIN[0].clone()
+    x[1:, 0], x[0, 0] = 2 + x[1:, 0].abs(), -5
+    queries = x[:2], TRAIN[1][:2]
+    scores = attribute("tracin", flat, train=(x, TRAIN[1]), queries=queries, query_ids=["dead", "alive"])
+    found = scores.diagnose(scores.top(2))
+    assert len(found) == 2 and "1 of 22" in found[0] and "dead" in found[1], found
+
+
+def test_a_model_that_is_too_large_is_refused_before_it_runs():
+    def run(batch):
+        raise AssertionError("the model ran")
+
+    with pytest.raises(UndeError, match=r"one query takes 228 B \(57 parameters\).*raise memory="):
+        attribute(task=toy.Watched(run), memory=300)
+    with pytest.raises(UndeError, match=r"6 vectors that cg=3 holds for one query take 1.37 kB"):
+        attribute("ekfac", task=toy.Watched(run), memory=600, cg=3)
 
 
 def test_auto_is_ekfac():

@@ -120,11 +120,15 @@ def attribute(
     learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
     wholes = whole_queries(rows)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
-    if opened is not None:
+    lists = best if whole is None and not opponents else None
+    if opened is None:
+        assert not isinstance(scores, GroupScores)
+        said = scores.diagnose(lists, wholes)
+    else:
         assert isinstance(scores, GroupScores)
-        lists = best if whole is None and not opponents else None
-        for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
-            console.note(sentence)
+        said = opened.diagnose(scores, learned, top=lists, queries=wholes)
+    for sentence in said:
+        console.note(sentence)
     inside = describe_trained(scores.trained_on(), wholes)
     if inside:
         console.note(inside)
@@ -160,6 +164,7 @@ def _exact_scores(
         device=project.device,
         batch_size=options.batch_size,
         cg=options.cg or 0,
+        query_rank=options.query_rank,
     )
 
 

@@ -347,6 +347,9 @@ class ExactOptions:
             "steps of conjugate gradients after EKFAC, for a few queries: each is a pass for each query"
         ),
     ] = None
+    query_rank: Annotated[
+        int | None, _exact_option("outer products held of each matrix of a query (default: whole queries)")
+    ] = None
 
     def check(self, index: Any, uncalibrated: bool) -> None:
         """Raise for options that go with an index where there is none, and the other way."""

@@ -34,18 +34,7 @@ def diagnose(
         return found
     zero = diagnostics.zero_gradient_queries(scores.queries)
     names: Sequence[Any] = range(len(scores)) if scores.query_ids is None else scores.query_ids
-    if queries is not None:
-        zero = [q for q in range(len(queries)) if set(queries.rows(q)) <= set(zero)]
-        names = queries.names
-    if zero:
-        found.append(diagnostics.describe_zero_queries([names[q] for q in zero], len(names)))
-    if top is not None:
-        usable = [q for q in range(len(top.indices)) if q not in set(zero)]
-        lists = top.indices[usable, : min(diagnostics.TOP, scores.shape[1] // 10)]
-        hubs = diagnostics.hub_examples(lists, scores.shape[1])
-        if hubs:
-            found.append(diagnostics.describe_hubs(hubs, lists, at.ids))
-    return found
+    return found + diagnostics.describe_scores(zero, names, queries, top, scores.shape[1], at.ids)
 
 
 def _of_examples(at: IndexState) -> list[str]:

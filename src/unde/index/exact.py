@@ -26,7 +26,7 @@ from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
-from unde.groups import Groups, unwrap_compiled
+from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder
 from unde.index.builder import BuildSettings
 from unde.index.choice import settle_damping
@@ -40,6 +40,7 @@ from unde.index.gradient_kernel import (
     solve,
 )
 from unde.index.gradient_stream import OWNER, GradientStream
+from unde.index.query_factors import QueryFactors, check_rank, queries_in_memory
 from unde.index.query_features import BadQuery
 from unde.index.state import parse_ids
 from unde.methods import EKFAC, Method, TracIn
@@ -54,8 +55,7 @@ from unde.store.shards import scratch
 from unde.tasks.base import Task
 
 AUTO = "auto"
-QUERY_SHARE = 2  # gradients of queries take at most 1/2 of the memory budget
-CG_VECTORS = 6  # conjugate gradients hold so many vectors for each query
+PROBED = 4  # training examples whose scores tell how much is lost where queries are held as outer products
 PASS_SHARE = 2  # passes are chosen as if the budget was 1/2 of it: they take half of that
 
 
@@ -80,6 +80,7 @@ def attribute(
     device: str | torch.device | None = None,
     batch_size: int | None = None,
     cg: int = 0,
+    query_rank: int | None = None,
     progress: bool = True,
 ) -> ExactScores:
     """Score all training examples for each query by whole gradients, in one pass over the training data.
@@ -109,6 +110,8 @@ def attribute(
         cg: Steps of conjugate gradients that solve (G + λ) x = g(q) for the Gauss-Newton matrix G, with EKFAC as the
             preconditioner; 0 leaves EKFAC as it is. Each step takes a pass over at most 4096 training examples for
             each query.
+        query_rank: Outer products that are held of each matrix of a query, such as 16; None holds whole queries. Where
+            these take several passes, this saves memory, and so passes; what it leaves out is told.
         progress: Whether to show what is done, and a bar.
 
     Returns:
@@ -136,11 +139,15 @@ def attribute(
         raise UndeError(f"{len(query_ids)} query_ids for {len(asked)} queries: expected one for each")
     wanted = check_method(method)
     check_cg(cg, wanted)
+    check_rank(query_rank)
     with ExitStack() as stack:
         stack.enter_context(console.silent(not progress))
         move(model, device)
         stack.enter_context(close_workers(executor, runs))
         folder = None if runs.in_process else stack.enter_context(scratch(None))
+        there, parameters = budget(device_of(model), parse_bytes(memory)), dict(model.named_parameters())
+        if query_rank is None:
+            queries_in_memory(sum(parameters[name].numel() for name in trainable(model, exclude)), cg, there)
         choice = settle_damping(wanted, inputs, exclude)
         for line in choice.lines() if progress else ():
             console.line(line)
@@ -158,8 +165,8 @@ def attribute(
         if folder is not None:
             inputs = inputs.portable(folder, rows)
         runner, partition = _runner(inputs, choice.method, settings)
-        stream = GradientStream(runner, partition, settings.ids, folder)
-        there = budget(device_of(model), settings.memory)
+        factors = None if query_rank is None else QueryFactors(query_rank, runner.manifest.units)
+        stream = GradientStream(runner, partition, settings.ids, folder, factors)
         return _OnePass(stream, choice.method, asked, settings.memory, runs, there, cg).scores(query_ids)
 
 
@@ -243,6 +250,8 @@ class _OnePass:
     there: Compute  # where K is applied
     cg: int = 0
     query_digests: list[str] = field(default_factory=list)
+    probe: Tensor = field(default_factory=lambda: torch.empty(0))  # gradients of a few training examples
+    errors: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
 
     def scores(self, query_ids: Sequence[Any] | None) -> ExactScores:
         m, partition = self.stream.runner.manifest, self.stream.partition
@@ -290,24 +299,21 @@ class _OnePass:
     def _provenance(self) -> dict[str, Any]:
         m = self.stream.runner.manifest
         made = {"method": self.method.describe(), "model": m.models, "data": m.data, "task": m.task["name"]}
-        return made | {"exact": True} | ({"cg": self.cg} if self.cg else {})
+        options = {"cg": self.cg, "query_rank": self.stream.factors and self.stream.factors.rank}
+        return made | {"exact": True} | {name: value for name, value in options.items() if value}
 
     def _query_blocks(self) -> list[slice]:
         """Queries whose gradients are in memory together."""
-        each, count = 4 * self.stream.runner.manifest.width, len(self.queries)
-        step = self.there.memory // QUERY_SHARE // (each * (CG_VECTORS if self.cg else 1))
+        m, factors, count = self.stream.runner.manifest, self.stream.factors, len(self.queries)
+        width = m.width if factors is None or self.cg else factors.width
+        step, each = queries_in_memory(width, self.cg, self.there), 4 * width
         option = "memory=" if self.there.device == CPU else "device_memory="
-        if not step:
-            raise UndeError(
-                f"the gradient of one query takes {console.size(each)}, and half of the memory budget of "
-                f"{console.size(self.there.memory)} is less: raise {option}, leave parameters out with exclude=, or "
-                "build an index"
-            )
         blocks = list(cut(slice(0, count), step))
         if len(blocks) > 1:
             console.line(
                 f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
                 f"({console.size(each)} each) fit half of the memory budget. {option} raises it"
+                + (", query_rank=16 takes less of each" if factors is None else "")
             )
         return blocks
 
@@ -316,7 +322,9 @@ class _OnePass:
         runner, inputs = self.stream.runner, self.stream.inputs
         with _naming_examples(inputs, self.stream.ids):
             fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, self.there, kept)
-        held = torch.empty(block.stop - block.start, runner.manifest.width, device=self.there.device)
+        factors = None if self.cg else self.stream.factors
+        width = runner.manifest.width if factors is None else factors.width
+        held = torch.empty(block.stop - block.start, width, device=self.there.device)
         for here, part in runner.passes(self.queries.subset(range(block.start, block.stop)), c):
             features = put(part["features"], self.there.device)
             bad = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
@@ -325,7 +333,8 @@ class _OnePass:
             rows = slice(block.start + here.start, block.start + here.stop)
             squares = self.stream.squared_norms(features).cpu()
             norms.queries[rows] += runner.manifest.checkpoint_weights[c] * squares
-            held[here.start : here.stop] = features if self.cg else apply_in_place(fitted, features)
+            features = features if self.cg else apply_in_place(fitted, features)
+            held[here.start : here.stop] = features if factors is None else self._pack(features, c)
             if c == 0:
                 self.query_digests += [to_digest(d) for d in part["digest"].tolist()]
         if self.cg:
@@ -335,6 +344,25 @@ class _OnePass:
                 f"conjugate gradients: {self.cg} steps leave {float(residual.median()):.1%} of a gradient unexplained, "
                 f"at most {float(residual.max()):.1%}"
             )
+            held = held if self.stream.factors is None else self._pack(held, c)
+        if self.stream.factors is not None:
+            off, size = self.errors.tolist()
+            console.line(
+                f"queries held as {self.stream.factors.rank} outer products of each matrix: scores of "
+                f"{len(self.probe)} examples are off by {(off / max(size, TINY)) ** 0.5:.1%}"
+            )
+        return held
+
+    def _pack(self, queries: Tensor, c: int) -> Tensor:
+        """What is held of queries (q, D), after a look at how much their scores with a few examples change."""
+        factors, runner = self.stream.factors, self.stream.runner
+        assert factors is not None
+        if not len(self.probe):
+            rows = self.stream.inputs.rows
+            passes = runner.passes(rows.subset(evenly(len(rows), PROBED)), c)
+            self.probe = torch.cat([put(part["features"], self.there.device) for _, part in passes])
+        held = factors.pack(queries)
+        self.errors += factors.error(queries, held, self.probe).double().cpu()
         return held
 
 

@@ -19,6 +19,7 @@ from unde.fingerprints import to_signed
 from unde.gradients.feature_pass import split_range, torch_threads
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.query_factors import QueryFactors
 from unde.parallel import Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.scoring.query_side import Run, join
@@ -39,6 +40,7 @@ class GradientStream:
         partition: The groups of parameters.
         ids: The users' names of the examples.
         folder: Where other processes read queries and write results; None for this process.
+        factors: What is held of queries; None: whole gradients.
     """
 
     def __init__(
@@ -47,14 +49,16 @@ class GradientStream:
         partition: Groups,
         ids: Sequence[Any] | None = None,
         folder: StorePath | None = None,
+        factors: QueryFactors | None = None,
     ) -> None:
         self.runner, self.partition, self.ids, self.folder = runner, partition, ids, folder
+        self.factors = factors
         self.step = runner.manifest.resolved.pass_size  # examples of a job
         self.results = Results(OWNER, folder)
         self._queries: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("runner", "partition", "ids", "folder", "step", "results")
+        names = ("runner", "partition", "ids", "folder", "step", "results", "factors")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -85,7 +89,7 @@ class GradientStream:
     def over(
         self, queries: Tensor, c: int, executor: Executor, title: str
     ) -> Iterator[tuple[slice, Mapping[str, Tensor]]]:
-        """(training examples, results) under checkpoint c, in any order; `queries` (Q, D) have K applied."""
+        """(training examples, results) under checkpoint c, in any order; `queries` (Q, ·) have K applied."""
         m, groups = self.runner.manifest, len(self.partition)
         if self.folder is None:
             self._queries = queries
@@ -159,6 +163,9 @@ class GradientStream:
     def _products(self, queries: Tensor, features: Tensor) -> Tensor:
         """(M, n, Q); products with Q columns take less time than those with n, which are fewer."""
         out = features.new_zeros(len(self.partition), len(features), len(queries))
+        if self.factors is not None:
+            groups = self.partition.of(self.runner.manifest.unit_names)
+            return self.factors.products(queries, features, groups, out)
         for j, columns in self._runs:
             out[j].addmm_(features[:, columns], queries[:, columns].T)
         return out

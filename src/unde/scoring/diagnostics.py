@@ -11,6 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from unde.scoring.documents import Pieces
+from unde.scoring.top import Top
+
 TOP = 10  # training examples in the lists that are compared
 FEWEST = 4  # queries from which on lists are compared
 _FLAT = (
@@ -71,6 +74,24 @@ def mean_overlap(top: Tensor) -> float:
     queries = len(top)
     counts = top.flatten().unique(return_counts=True)[1].double()
     return float((counts * (counts - 1)).sum()) / (queries * (queries - 1))
+
+
+def describe_scores(
+    zero: list[int], names: Sequence[Any], queries: Pieces | None, top: Top | None, examples: int, ids: Any
+) -> list[str]:
+    """Sentences about queries without a gradient, by their row, and about lists that are all alike."""
+    found = []
+    if queries is not None:
+        zero = [q for q in range(len(queries)) if set(queries.rows(q)) <= set(zero)]
+        names = queries.names
+    if zero:
+        found.append(describe_zero_queries([names[q] for q in zero], len(names)))
+    if top is not None:
+        usable = [q for q in range(len(top.indices)) if q not in set(zero)]
+        lists = top.indices[usable, : min(TOP, examples // 10)]
+        if hubs := hub_examples(lists, examples):
+            found.append(describe_hubs(hubs, lists, ids))
+    return found
 
 
 # --- in words -------------------------------------------------------------------------------------------

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from unde.errors import UndeError, explain
 from unde.methods import FinalContext, Method
+from unde.scoring import diagnostics
 from unde.scoring.arrays import Array, ArrayScores
 from unde.scoring.base import WeightsLike
 from unde.scoring.blocks import check_finite
 from unde.scoring.data_splits import shared
+from unde.scoring.documents import Pieces
+from unde.scoring.top import Top
 
 MOST = 2**34  # bytes of contributions that are kept, in memory or in a file
 SHARE = 4  # in memory they take at most 1/4 of the budget
@@ -114,6 +117,21 @@ class ExactScores(ArrayScores):
             extra_values=_no_leverage,
         )
         return self.method.final(linear, sides, weights.to(linear))
+
+    def diagnose(self, top: Top | None = None, queries: Pieces | None = None) -> list[str]:
+        """What to know before the scores are read, a sentence each: gradients of zero, lists that are all alike.
+
+        Args:
+            top: `scores.top(10)`, whose lists are compared; without it they are not.
+            queries: Which query each row is a piece of, where queries were cut.
+
+        >>> scores.diagnose(scores.top(10))  # doctest: +SKIP
+        """
+        flat = int((~self._norms.train.any(1)).sum())
+        found = [diagnostics.describe_zero_examples(flat, self.shape[1])] if flat else []
+        zero = (~self._norms.queries.any(1)).nonzero()[:, 0].tolist()
+        names = range(self.shape[0]) if self.query_ids is None else self.query_ids
+        return found + diagnostics.describe_scores(zero, names, queries, top, self.shape[1], self.ids)
 
     def _replace(self, values: Array, groups: Sequence[str], query_ids: Sequence[Any] | None) -> ExactScores:
         out = copy(self)
