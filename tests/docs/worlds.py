@@ -318,7 +318,10 @@ def json_lines(path: str, rows: list[dict[str, Any]]) -> None:
 WORLDS: dict[str, World] = {
     "README.md": World(
         both,
-        {"calibrate(train, learn)": "calibrate(train, learn, halves=8)", ", calibration)": ", calibration, ks=[1], decays=[1])"},
+        {
+            "calibrate(train, learn)": "calibrate(train, learn, halves=8)",
+            ", calibration)": ", calibration, ks=[1], decays=[1])",
+        },
     ),
     "docs/weights.md": World(weights),
     "docs/calibration.md": World(

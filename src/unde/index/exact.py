@@ -52,7 +52,7 @@ from unde.scoring.exact import MOST, ExactScores, PairNorms, empty_scores
 from unde.setup import Recipe
 from unde.store.manifest import ResolvedSettings
 from unde.store.shards import scratch
-from unde.tasks.base import Task
+from unde.tasks.base import Task, check_task
 
 AUTO = "auto"
 PROBED = 4  # training examples whose scores tell how much is lost where queries are held as outer products
@@ -123,10 +123,7 @@ def attribute(
 
     >>> unde.attribute(model, unde.tasks.Classification(), data, queries).top(10)  # doctest: +SKIP
     """
-    if not isinstance(task, Task):
-        raise UndeError(
-            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
-        )
+    check_task(task, "unde.attribute(model, task, train_data, queries)")
     rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
     runs, model = get_executor(executor, threads=threads), unwrap_compiled(model)
     if not runs.exclusive:

@@ -351,9 +351,13 @@ def raise_failing_example(
         if isinstance(cause, Unreadable):
             raise BadExample(f"{what} {name!r} {cause.what}") from None
         first_line = str(cause).strip().partition("\n")[0]
+        advice = (
+            "look at it, is it like the examples that the model was trained on, with a label that it knows?"
+        )
+        if "dtype" in first_line or "scalar type" in first_line:
+            advice = "convert the data to the type of the model's parameters, such as x.float()"
         raise BadExample(
-            f"the model cannot run on {what} {name!r} ({type(cause).__name__}: {first_line}): look at "
-            "it, is it like the examples that the model was trained on, with a label that it knows?"
+            f"the model cannot run on {what} {name!r} ({type(cause).__name__}: {first_line}): {advice}"
         ) from error
 
 

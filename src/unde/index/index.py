@@ -26,7 +26,7 @@ from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, place
-from unde.tasks.base import Task
+from unde.tasks.base import Task, check_task
 
 if TYPE_CHECKING:
     from unde.plan import Plan
@@ -42,8 +42,8 @@ class Index(QueryableIndex):
         cls,
         model: nn.Module,
         task: Task,
-        train_data: Any,
-        path: str | StorePath,
+        train_data: Any = None,
+        path: str | StorePath | None = None,
         *,
         method: str | Method = "auto",
         projection: str = "auto",
@@ -118,9 +118,10 @@ class Index(QueryableIndex):
 
         >>> index = unde.Index.build(model, unde.tasks.Classification(), data, "runs/index")  # doctest: +SKIP
         """
-        if not isinstance(task, Task):
+        check_task(task, "Index.build(model, task, train_data, path)")
+        if path is None:
             raise UndeError(
-                f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+                "path is missing: give the folder of the index, Index.build(model, task, train_data, path)"
             )
         rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
         folder, runs, model = place(path), get_executor(executor, threads=threads), unwrap_compiled(model)

@@ -27,6 +27,11 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     """
     if isinstance(method, Method):
         return method
+    if isinstance(method, type) and issubclass(method, Method):
+        raise UndeError(
+            f"method is the class {method.__name__}: pass an object, such as unde.methods.{method.__name__}(), or a "
+            "name, such as 'trak'"
+        )
     if isinstance(method, dict):
         return _from_description(method)
     if isinstance(method, str) and method in METHODS:

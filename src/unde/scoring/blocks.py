@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -147,6 +148,8 @@ def _ordered_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]
 
 def check_k(k: int, usable: int, skipped: int = 0, noun: str = "training examples") -> None:
     """Raise unless 1 ≤ k ≤ usable."""
+    if not isinstance(k, Integral):
+        raise UndeError(f"top({k!r}): expected a whole number, such as top(10)")
     if not 1 <= k <= usable:
         more = f" ({skipped} more were skipped)" if skipped else ""
         raise UndeError(f"top({k}) of {usable} {noun}{more}: expected 1 ≤ k ≤ {usable}")

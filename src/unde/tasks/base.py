@@ -165,6 +165,16 @@ class Task:
 # --- identity: name, version, settings and digests of tensors; code is not part of it ---------------------
 
 
+def check_task(task: Any, call: str) -> None:
+    """Raise unless `task` is a task; `call` is the call that takes it, with all of its arguments."""
+    if isinstance(task, type) and issubclass(task, Task):
+        raise UndeError(f"the task is the class {task.__name__}: pass an object, such as {task.__name__}()")
+    if not isinstance(task, Task):
+        raise UndeError(
+            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own, in {call}"
+        )
+
+
 def identity(task: Any) -> dict[str, Any]:
     """The name, settings and version of a task, in JSON."""
     settings = {name: describe(value, type(task).__module__) for name, value in _settings(task)}
