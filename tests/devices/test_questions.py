@@ -1,5 +1,6 @@
 """Questions to an index on a device: the numbers of the CPU, computed there, within its memory."""
 
+import pickle
 from functools import partial
 
 import pytest
@@ -243,3 +244,13 @@ def test_a_kernel_beyond_the_memory_of_the_device(tmp_path, device):
     here = toy.build(tmp_path, method=TRAK(projection="none"))
     with pytest.raises(unde.UndeError, match=r"the memory budget of pretended:0 is .*: raise device_memory="):
         within(here, device, 1000).score(QUERIES)
+
+
+def test_workers_share_the_device(tmp_path, device):
+    """A reader that goes to another process opens there on a device of the kind, with its share of the memory."""
+    here = toy.build(tmp_path, method=TracIn(projection="none"))
+    alone, shared = (moved(here, device, executor=name)._state.stored for name in ("serial", "processes:2"))
+    copy = pickle.loads(pickle.dumps(shared))
+    assert copy.compute.device == torch.device(device)
+    assert copy.compute.memory == pytest.approx(alone.compute.memory // 2, rel=0.01)
+    assert pickle.loads(pickle.dumps(here._state.stored)).compute.device.type == "cpu"

@@ -34,6 +34,9 @@ class IndexReader:
     ) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.compute = compute or Compute(CPU, memory)
+        self.worker: tuple[str, int] | None = (
+            None  # the device of a worker process, if not the CPU, and its bytes
+        )
         self.method: Method = methods.parse(manifest.method)
         self.codec = manifest.codec
         self.watch = FileWatch()
@@ -41,7 +44,7 @@ class IndexReader:
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the tensors in shards of so many rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return IndexReader, (self.folder, self.manifest, self.memory, self.compute)
+        return _reopen, (self.folder, self.manifest, self.memory, self.worker)
 
     @cached_property
     def paths(self) -> dict[tuple[int, int], StorePath]:
@@ -185,12 +188,22 @@ class IndexReader:
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
         self._fishers[kind] = IndexReader(folder, manifest, self.memory, self.compute)
+        self._fishers[kind].worker = self.worker
         return self._fishers[kind]
 
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
         """Features that a kernel is fitted to; those of all steps of a trajectory averaged."""
         stored = self if kernel_of == "empirical" or self.method.whitened else self.fisher(kernel_of)
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
+
+
+def _reopen(
+    folder: StorePath, manifest: Manifest, memory: int, worker: tuple[str, int] | None
+) -> IndexReader:
+    """In a worker process, which computes on a device of its own."""
+    if worker is None:
+        return IndexReader(folder, manifest, memory)
+    return IndexReader(folder, manifest, memory, Compute(torch.device(worker[0]), worker[1]))
 
 
 def belongs(fisher: Manifest, manifest: Manifest) -> bool:

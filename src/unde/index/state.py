@@ -59,6 +59,7 @@ class IndexState:
     def __post_init__(self) -> None:
         self.stored.record_files()
         self.stored.compute = self._compute()
+        self.stored.worker = self._worker(self.stored.compute)
 
     def _compute(self) -> Compute:
         """Where kernels, scores and self-influence are computed: the one place that decides."""
@@ -67,6 +68,13 @@ class IndexState:
         else:
             device = CPU if self.model is None else device_of(self.model)
         return budget(device, self.stored.memory, self.device_memory)
+
+    def _worker(self, there: Compute) -> tuple[str, int] | None:
+        """The device of each worker process: of the same kind, unless one is named; they may all share one."""
+        if there.device == CPU:
+            return None
+        workers = getattr(self.executor, "count", None) or 1
+        return str(self.device or there.device.type), there.memory // workers
 
     @cached_property
     def groups(self) -> Groups:
