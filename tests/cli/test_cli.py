@@ -10,7 +10,7 @@ from commands import invoke, run
 
 from refusals import refused
 from unde import Index, Weights, cli
-from unde.evaluate import Bank, baseline_scores, lds
+from unde.evaluate import Bank, baseline_scores, lds, search
 from unde.setup import Recipe
 
 
@@ -62,6 +62,21 @@ def test_evaluate_says_when_a_baseline_wins(built):
     said = " ".join(invoke("evaluate", built, "--index", "idx", "--bank", "losses.npz").split())
     assert "the baseline loss predicts the retrained models better than trak: LDS 100.0" in said
     assert "unweighted − baseline" in said and "hidden-state similarity" in said
+
+
+def test_evaluate_searches_as_the_paper_does(built):
+    setup, index = opened(built)
+    scores = index.score(setup.eval_queries)
+    bank_of("bank.npz", scores.total().numpy())
+    line = f"evaluate {built} --index idx --bank bank.npz --search --out s.json"
+    found = json.loads(run(f"{line} --format json"))
+    bank = Bank.open("bank.npz")
+    expected = search(scores, (bank.masks, bank.utility["eval"]))
+    assert found["chosen"] == expected.best.setting and found["measure"] == "LDS"
+    assert found["unweighted"]["mean"] == pytest.approx(1.0)
+    assert np.allclose(Weights.load("s.json").values, expected.weights.values)
+    refused("leave out --weights", run, *line.split(), "--weights", "w.json")
+    refused("add --search, or leave it out", run, *line.replace(" --search", "").split())
 
 
 def test_bench_tells_a_ratio(project):
