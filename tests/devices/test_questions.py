@@ -14,10 +14,14 @@ from unde import Index
 from unde.data import Rows
 from unde.devices import Compute
 from unde.evaluate import Bank, TrainingSpec, baseline_scores, tail_patch
-from unde.index.calibrate import QueryUtility
+from unde.evaluate.utility import QueryUtility
+from unde.index.nearest import nearest_labels
+from unde.index.select import select
+from unde.index.settings import Candidates
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 from unde.ui.explorer.ranking import ScoreCache
+from unde.weights.hubs import describe, divide_hubs
 
 PLAIN, KERNEL = 1e-5, 1e-4  # tolerance, and through a kernel
 SIMPLE = ("tracin", "cosine", "int8", "int4")
@@ -119,6 +123,33 @@ def trained(index, device):
     return torch.from_numpy(bank.utility["queries"])
 
 
+def predicted(index, _device):
+    """What a calibration compares: predictions of all settings for subsets."""
+    masks = torch.rand(6, 22, generator=torch.Generator().manual_seed(0)).numpy() < 0.5
+    found = Candidates(index._state, Rows(QUERIES), masks).predictions
+    return torch.cat(
+        [torch.from_numpy(found[name]).double() / abs(found[name]).max() for name in sorted(found)]
+    )
+
+
+def neighbours(_index, device):
+    rows = Rows(toy.data(22))
+    return nearest_labels(toy.net().to(device), Classification(), rows, torch.full((22,), -1), k=3).float()
+
+
+def selected(index, _device):
+    """Scores of LESS, with near duplicates passed over."""
+    return select(index, {"a": QUERIES}, 5, duplicates=0.9).scores
+
+
+def hubs(index, _device):
+    """What is said of weights, and scores divided by the sizes of hubs."""
+    scores = index.score(LEARNING)
+    found = describe(scores, torch.linspace(0.5, 1.5, len(scores.groups)))
+    divided = divide_hubs(scores).contributions(slice(0, 2)).cpu()
+    return torch.cat([torch.tensor(list(found.values())), divided.flatten()])
+
+
 def live(index, _device):
     """What the live page holds of a query."""
     held = ScoreCache.forward(index.score(QUERIES).select(torch.tensor([1])))
@@ -148,6 +179,10 @@ ASKED = {
     "tail-patch": ("tracin", patched),
     "bank": ("tracin", trained),
     "live page": ("cosine", live),
+    "calibration": ("trak", predicted),
+    "hubs": ("trak", hubs),
+    "select": ("tracin", selected),
+    "audit": ("tracin", neighbours),
     "baselines": (
         "tracin",
         lambda _, device: baseline_scores(toy.net().to(device), Classification(), toy.data(22), QUERIES)[

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows, evenly, to_device
+from unde.devices import put
 from unde.errors import UndeError
 from unde.evaluate.hidden_states import HiddenStates
 from unde.gradients.parameters import placement
@@ -60,7 +61,8 @@ def nearest_labels(
                     labels.append(y)
                     seen += len(x)
             advance(len(batch))
-    return _vote(torch.stack(states), torch.cat(pool), torch.cat(labels), torch.tensor(own), k)
+    pool_states = put(torch.cat(pool), placement(model)[0])
+    return _vote(torch.stack(states), pool_states, torch.cat(labels), torch.tensor(own), k)
 
 
 def _states(
@@ -71,7 +73,7 @@ def _states(
         hidden = reader.read(rows, batch).hidden
         _, labels = task.split(rows.batch(batch))
         assert hidden is not None
-        yield from ((x[None], y.reshape(1).long(), 0) for x, y in zip(hidden, labels.cpu()))
+        yield from ((x[None], y.reshape(1).long(), 0) for x, y in zip(hidden.cpu(), labels.cpu()))
         return
     inputs = to_device(rows.batch(batch), placement(reader.model)[0])
     (_, target, _), hidden = reader.head_input(lambda: task.predictions(reader.model, inputs))
@@ -85,19 +87,21 @@ def _states(
 
 
 def _vote(states: Tensor, pool: Tensor, labels: Tensor, own: Tensor, k: int) -> Tensor:
-    """(N, k) labels of the members of the pool that are nearest to each of the states, without itself."""
+    """(N, k) labels of the members of the pool that are nearest to each of the states, without itself; products are
+    computed where the pool is."""
     usable = labels != IGNORE
     number = usable.long().cumsum(0) - 1  # in the pool without what has no label
     own = torch.where((own >= 0) & usable[own.clamp(min=0)], number[own.clamp(min=0)], -1)
-    pool, labels = F.normalize(pool[usable], dim=1), labels[usable]
+    pool, labels = F.normalize(pool[put(usable, pool.device)], dim=1), labels[usable]
     k = min(k, len(labels) - 1)
     if k < 1:
         raise UndeError(f"{len(labels)} labelled training examples: expected at least 2, to compare labels")
     out = torch.empty(len(states), k, dtype=torch.int64)
     for start in range(0, len(states), _BLOCK):
         some = slice(start, start + _BLOCK)
-        cosines = F.normalize(states[some], dim=1) @ pool.T
+        cosines = F.normalize(put(states[some], pool.device), dim=1) @ pool.T
         inside = (own[some] >= 0).nonzero()[:, 0]
-        cosines[inside, own[some][inside]] = -torch.inf
-        out[some] = labels[cosines.nan_to_num(-2.0).topk(k).indices]
+        itself = put(torch.stack([inside, own[some][inside]]), pool.device)
+        cosines[itself[0], itself[1]] = -torch.inf
+        out[some] = labels[cosines.nan_to_num(-2.0).topk(k).indices.cpu()]
     return out

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unde import console
 from unde.data import to_numpy
+from unde.devices import put
 from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import bm25
 from unde.index import pca
@@ -216,6 +217,7 @@ def _cosines(index: Index, train: StoredFeatures, features: Tensor) -> Tensor:
             "checkpoints of a training (checkpoints=, checkpoint_weights=)"
         )
     scale = _adam_scale(index)
+    scale, features = None if scale is None else put(scale, train.device), put(features, train.device)
     query_side = features if scale is None else torch.where(scale > 0, features / scale, 0.0)
     unit = features / _norms(query_side).unsqueeze(2)  # (C, T, D)
     total = sum(train.checkpoint_weights)
@@ -223,7 +225,7 @@ def _cosines(index: Index, train: StoredFeatures, features: Tensor) -> Tensor:
     for rows, blocks in train.runs():
         for eta, q, block in zip(train.checkpoint_weights, unit, blocks):
             norms = _norms(block if scale is None else block * scale)
-            scores[:, rows] += eta / total * (q @ block.T) / norms
+            scores[:, rows] += (eta / total * (q @ block.T) / norms).cpu()
     return scores
 
 
@@ -303,11 +305,11 @@ class _Distinct:
         self.train, self.limit, self.passed, self.filled = train, limit, 0, 0
         width = train.columns[-1].stop
         self.sketched = width > SKETCH
-        self.accepted = torch.empty(0 if limit is None else count, min(width, SKETCH))
+        self.accepted = torch.empty(0 if limit is None else count, min(width, SKETCH), device=train.device)
         if self.sketched:
             generator = torch.Generator().manual_seed(0)
-            self.buckets = torch.randint(SKETCH, (width,), generator=generator)
-            self.signs = torch.randint(2, (width,), generator=generator) * 2.0 - 1
+            self.buckets = put(torch.randint(SKETCH, (width,), generator=generator), train.device)
+            self.signs = put(torch.randint(2, (width,), generator=generator) * 2.0 - 1, train.device)
 
     def accept(self, i: int) -> bool:
         if self.limit is None:
@@ -323,5 +325,5 @@ class _Distinct:
     def _unit(self, i: int) -> Tensor:
         row = self.train.rows(torch.tensor([i]))[-1][0]
         if self.sketched:
-            row = torch.zeros(SKETCH).index_add_(0, self.buckets, row * self.signs)
+            row = row.new_zeros(SKETCH).index_add_(0, self.buckets, row * self.signs)
         return row / _norms(row)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unde import console
 from unde.data import Rows
+from unde.devices import double_device, put
 from unde.errors import UndeError
 from unde.index.kernel_cache import KernelCache
 from unde.index.reader import FeatureSource, IndexReader
@@ -135,23 +136,29 @@ class Predictor:
         """
         if not method.linear or method.groupwise:
             total = self.scorer.scores(method, self.queries, self.digests).total()
-            return (self.members.double() @ total.double().T).unsqueeze(2).numpy()
+            members, total = (put(x, self._device, torch.float64) for x in (self.members, total))
+            return (members @ total.T).unsqueeze(2).cpu().numpy()
         m, groups = self.scorer.stored.manifest, self.scorer.groups
-        out = torch.zeros(len(self.members), self.queries.shape[1], len(groups))
+        out = torch.zeros(len(self.members), self.queries.shape[1], len(groups), device=self._device)
         for c in range(m.terms) if terms is None else terms:
-            rows = self._apply_kernel(method, c)
+            rows, queries = self._apply_kernel(method, c), put(self.queries[c], self._device)
             for j, columns in zip(groups.of(m.unit_names), m.columns):
-                out[:, :, j] += m.checkpoint_weights[c] * (rows[:, columns] @ self.queries[c][:, columns].T)
-        return out.numpy()
+                out[:, :, j] += m.checkpoint_weights[c] * (rows[:, columns] @ queries[:, columns].T)
+        return out.cpu().numpy()
+
+    @property
+    def _device(self) -> torch.device:
+        return self.scorer.stored.compute.device
 
     def _sum_features(self) -> list[Tensor]:
         """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
         stored, m = self.scorer.stored, self.scorer.stored.manifest
-        sums = [torch.zeros(len(self.members), m.width, dtype=torch.float64) for _ in range(m.terms)]
+        shape, place = (len(self.members), m.width), double_device(self._device)
+        sums = [torch.zeros(shape, dtype=torch.float64, device=place) for _ in range(m.terms)]
         for s, rows in enumerate(m.shards):
             for total, block in zip(sums, stored.blocks(s)):
-                total += self.members[:, rows] @ block
-        return [total.float() for total in sums]
+                total += (put(self.members[:, rows], block.device) @ block).to(place)
+        return [put(total, self._device, torch.float32) for total in sums]
 
     def _apply_kernel(self, method: Method, checkpoint: int) -> Tensor:
         """K Σ_{n ∈ s} g(n), (S, D)."""

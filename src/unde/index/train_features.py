@@ -368,7 +368,8 @@ def _score_run(
 ) -> dict[str, Tensor]:
     """The scores of a block of queries against a run of shards, or the best k of them."""
     scores, rows = settings.scores(features, inputs), features.selected_examples
-    q, sizes, count = scores.query_blocks[block], ScoreRange(len(scores)), rows.stop - rows.start
+    q, count = scores.query_blocks[block], rows.stop - rows.start
+    sizes = ScoreRange(len(scores), features.device)
     if settings.k:
         best = scores.rank_blocks(inputs["weights"], settings.k, settings.largest, block, sizes)
         k = min(settings.k, count)

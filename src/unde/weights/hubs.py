@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde.devices import put
 from unde.weights.contributions import Contributions
 from unde.weights.protocol import ResolvedScores
 from unde.weights.weights import Weights
@@ -39,7 +40,8 @@ class DividedScores:
             yield train, block / self.size[train, None].to(block)
 
     def contributions(self, queries: slice) -> Tensor:
-        return self.source.contributions(queries) / self.size[:, None]
+        found = self.source.contributions(queries)
+        return found / put(self.size[:, None], found.device)
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         size = self.size[train].to(linear)
@@ -62,7 +64,7 @@ def squares(data: Contributions, weights: list[Tensor]) -> Tensor:
     """(c, N) sums over the queries of squared final scores under each of the weights."""
     total = torch.zeros(len(weights), data.examples, dtype=torch.float64)
     for _, scores in data.scores("scoring", torch.arange(data.queries), weights, 0):
-        total += torch.stack([s.double().square().sum(0) for s in scores])
+        total += torch.stack([put(s, s.device, torch.float64).square().sum(0) for s in scores]).cpu()
     return total
 
 
@@ -78,7 +80,7 @@ def describe(source: ResolvedScores, weights: Tensor) -> dict[str, float]:
     for span, blocks in data.sweep("sizes of groups", torch.arange(data.queries), 0):
         for _, block in blocks:
             wanted = block[span.wanted.to(block.device)]
-            size += wanted.square().sum((0, 1)).double().cpu()
+            size += wanted.square().sum((0, 1)).cpu().double()
             total += float((wanted @ weights.to(block)).square().sum())
     parts = weights.double() * size.sqrt()
     carried = squares(data, [weights])[0]
