@@ -329,6 +329,7 @@ WORLDS: dict[str, World] = {
     ),
     "docs/audit.md": World(indexed),
     "docs/leaks.md": World(weights),
+    "docs/sources.md": World(indexed),
     "docs/banks.md": World(smaller={"subsets=64": "subsets=6", "epochs=20": "epochs=3"}),
     "docs/language-models.md": World(language),
     "docs/object-stores.md": World(stores, {"s3://bucket": "memory://docs", "n_train=1000": "n_train=20"}),

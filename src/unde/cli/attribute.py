@@ -27,17 +27,19 @@ from unde.cli.options import (
     option,
     place_option,
 )
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError
 from unde.store.remote import StorePath, exists
 
 if TYPE_CHECKING:
     from unde.cli.project import Project
     from unde.data import Rows
+    from unde.evaluate.sources import SourceShares
     from unde.scoring import ExactScores, GroupScores, Pieces, Top
     from unde.setup import Setup
 
 
 TABLE = "table"
+_SOURCES = 12  # on the terminal
 
 
 def attribute(
@@ -60,7 +62,11 @@ def attribute(
     top: Annotated[int, option("how many training examples for each query")] = 5,
     opponents: Annotated[bool, option("the lowest scores instead of the highest", "--opponents")] = False,
     by: Annotated[
-        str, option("example, or document: those with ids document:piece as wholes, scores added up")
+        str,
+        option(
+            "what is ranked: example; document (ids document:piece), label, or a column of the training data, such as "
+            "author: scores added up"
+        ),
     ] = "example",
     format: Annotated[
         str | None, option("table, csv, json, jsonl or parquet (default: table, or as --out ends)")
@@ -80,6 +86,8 @@ def attribute(
 
     `unde attribute --index runs/idx --queries eval.jsonl --by document --out top.parquet`
 
+    `unde attribute my_project.setup:make --index runs/idx --by label`
+
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
 
     `unde attribute my_project.setup:make --exact --method ekfac`
@@ -88,13 +96,13 @@ def attribute(
     """
     from unde import methods
     from unde.cli.project import Project, cached_scores, load_weights, use_samples
-    from unde.scoring import GroupScores, documents
+    from unde.evaluate.sources import source_shares
+    from unde.scoring import GroupScores
     from unde.scoring.data_splits import describe_trained
+    from unde.scoring.documents import name_pieces
 
     format = _check_output(format, out, overwrite)
     whole_gradients.check(index, uncalibrated)
-    if by not in ("example", "document"):
-        raise unknown("--by", by, ("example", "document"))
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
     model = model if index is None else model.remembered(index)
@@ -110,13 +118,16 @@ def attribute(
         )
         use_samples(project, Path(role), built)
         role = "eval"
+    ids = getattr(project.setup.train_data, "ids", project.setup.ids) if opened is None else opened.ids
+    named = None if by == "example" else project.sources(by, ids)  # refused before anything is computed
     rows = project.queries(role)  # nothing is learned or measured: they may be training data
     scores: GroupScores | ExactScores
     if opened is None:
         scores = _exact_scores(project, rows, method, whole_gradients, worker)
     else:
         scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
-    whole = None if by == "example" else documents(scores.ids or range(scores.shape[1]))
+    whole = None if named is None else name_pieces(named, scores.shape[1], "training examples")
+    top = top if whole is None else min(top, len(whole))
     learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
     wholes = whole_queries(rows)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
@@ -132,7 +143,22 @@ def attribute(
     inside = describe_trained(scores.trained_on(), wholes)
     if inside:
         console.note(inside)
-    _give(with_texts(best, project.setup, rows, wholes, whole), format, out, by, opponents, named=not query)
+    if by in ("example", "document"):
+        best = with_texts(best, project.setup, rows, wholes, whole)
+    _give(best, format, out, by, opponents, named=not query)
+    if whole is not None and format == TABLE:
+        _show_sources(source_shares(scores, whole, learned, queries=wholes), by)
+
+
+def _show_sources(shares: SourceShares, by: str) -> None:
+    """Print the sources with the largest shares of the influence on all queries."""
+    from unde.evaluate.sources import describe_sources
+
+    lines = describe_sources(shares)
+    title = f"influence by {by}" + (
+        f", the first {_SOURCES} of {len(lines):,}" if len(lines) > _SOURCES else ""
+    )
+    console.show_table(title, [by, "share of influence", "of examples", "total"], lines[:_SOURCES])
 
 
 def _exact_scores(

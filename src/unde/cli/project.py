@@ -19,10 +19,12 @@ from unde.integrations.diffusers import query_columns
 from unde.integrations.documents import Texts
 from unde.integrations.pictures import ImageFormat, decode_picture, with_label
 from unde.integrations.source import ModelSource
+from unde.integrations.sources import source_names
 from unde.integrations.spans import span_queries
 from unde.methods import JourneyTRAK, Method
 from unde.parallel import SERIAL, Executor
 from unde.scoring import GroupScores
+from unde.scoring.base import Names
 from unde.scoring.data_splits import refuse_shared, shared
 from unde.setup import Recipe
 from unde.store.files import CannotWrite
@@ -114,6 +116,10 @@ class Project:
         if whole and made.manifest.changes is not None:  # positions are those of the index
             s.train_data, s.ids = made.train_data, made.ids
         return made.uncalibrated() if uncalibrated else made
+
+    def sources(self, column: str, ids: Sequence[Any] | None) -> Names:
+        """The source of each training example: its document, label, or a column of the data."""
+        return source_names(self.setup, column, ids, None if self.source is None else self.source.data)
 
     def queries(self, role: str) -> Rows:
         if role not in ("learn", "eval"):

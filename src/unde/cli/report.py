@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,9 @@ def report(
     method: MethodOfIndex = None,
     first: Annotated[int | None, option("how many queries to show (default: 12)", min=1)] = None,
     top: Annotated[int, option("training examples on each side", min=1)] = 5,
+    by: Annotated[
+        str | None, option("add influence by source: document, label, or a column of the training data")
+    ] = None,
     uncalibrated: Uncalibrated = False,
     no_baselines: Annotated[
         bool,
@@ -91,7 +95,7 @@ def report(
     files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
     opened = project.index(index, uncalibrated=uncalibrated)
     parts = {"baselines": not no_baselines}
-    page = _queries(project, opened, files, named, query or [], queries, first, top, method, parts)
+    page = _queries(project, opened, files, named, query or [], queries, first, top, method, by, parts)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
@@ -105,14 +109,18 @@ def _queries(
     first: int | None,
     top: int,
     method: str | None,
+    by: str | None,
     parts: Mapping[str, bool],
 ) -> Page:
     from unde.cli.project import cached_scores, load_weights, select_queries
     from unde.data import Rows
+    from unde.evaluate.sources import source_shares
     from unde.ui.report.example_view import label_predictions
     from unde.ui.report.items import contributor_flags
     from unde.ui.report.panels import page_of
+    from unde.ui.report.sources import SourcesPanel
 
+    sources = None if by is None else project.sources(by, opened.ids)
     everything = select_queries(project, opened.method, query, queries, method)
     selection = everything.first(first or (len(query) if query else 12))
     setup = project.setup
@@ -124,12 +132,13 @@ def _queries(
         known = {name: some[list(selection.held_out or ())] for name, some in flags.items()}
     rows = selection.rows
     scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
-    return page_of(
+    loaded = {name: load_weights(file, scores.groups, scores.query_digests) for name, file in files.items()}
+    page = page_of(
         opened,
         setup,
         rows,
         scores,
-        {name: load_weights(file, scores.groups, scores.query_digests) for name, file in files.items()},
+        loaded,
         title=f"What made {named} do that?",
         count=top,
         names=selection.names,
@@ -138,6 +147,10 @@ def _queries(
         labelled=selection.labelled,
         **parts,
     )
+    if by is None or sources is None:
+        return page
+    last = next(reversed(loaded.values()), None)
+    return replace(page, sources=SourcesPanel(by, source_shares(scores, sources, last), len(scores)))
 
 
 def serve(

@@ -17,6 +17,7 @@ from unde.evaluate.hidden_states import representation_distance, representation_
 from unde.evaluate.metrics import lds, mislabel_auc, mislabel_auc_interval, recall_at_k
 from unde.evaluate.overlap import Overlap, find_overlaps, text_overlaps
 from unde.evaluate.search import WeightSearch, search
+from unde.evaluate.sources import SourceShares, source_shares
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 from unde.evaluate.utility import QueryUtility, TargetUtility
 
@@ -32,6 +33,7 @@ __all__ = [
     "Heatmap",
     "Overlap",
     "QueryUtility",
+    "SourceShares",
     "TailPatch",
     "TargetUtility",
     "TrainingSpec",
@@ -55,6 +57,7 @@ __all__ = [
     "representation_distance",
     "representation_similarity",
     "search",
+    "source_shares",
     "tail_patch",
     "text_overlaps",
     "unet_cell",

@@ -14,7 +14,7 @@ from unde.errors import UndeError, unknown
 from unde.markup import facts, list_names
 from unde.scoring.blocks import TopK, check_finite, check_k
 from unde.scoring.data_splits import LearnedWeights, refuse_seen
-from unde.scoring.documents import Pieces, name_pieces
+from unde.scoring.documents import Names, Pieces, name_pieces
 from unde.scoring.top import Top
 
 DOCUMENT_SHARE = 8  # sums, and the scores added to them, take at most 1/8 of the memory budget each
@@ -29,7 +29,6 @@ class GroupWeights(Protocol):
 
 
 WeightsLike = GroupWeights | Tensor | Sequence[float] | None
-Names = Pieces | Sequence[Any]
 
 
 class Scores(ABC):

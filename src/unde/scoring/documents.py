@@ -86,6 +86,9 @@ def documents(ids: Iterable[Any]) -> Pieces:
     return Pieces(torch.tensor(of, dtype=torch.int64), names)
 
 
+Names = Pieces | Sequence[Any]
+
+
 def name_pieces(names: Pieces | Sequence[Any], count: int, what: str) -> Pieces:
     """Rows of equal names as pieces of one whole; wholes are numbered in order of first appearance.
 

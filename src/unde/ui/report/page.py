@@ -22,6 +22,7 @@ from unde.ui.report.calibration import calibration_section
 from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
+from unde.ui.report.sources import SourcesPanel, sources_section
 from unde.ui.report.summary import SummaryPanel, summary_section
 from unde.ui.report.tables import (
     Card,
@@ -94,6 +95,7 @@ class Page:
     calibration: Calibration | None = None
     heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
+    sources: SourcesPanel | None = None
     tables: Sequence[ResultTable] = ()
     steps: Sequence[Step] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class Page:
             ("weights", "Weights", weights_section, self._weights),
             ("heatmaps", "Heat maps", heatmaps_section, self.heatmaps),
             ("mislabelled", "Labels", mislabel_section, self.mislabelled),
+            ("sources", "Sources", sources_section, self.sources),
             ("evaluation", "Evaluation", evaluation_section, self.tables),
             ("steps", "Steps", steps_section, self.steps),
             ("provenance", "Provenance", provenance_section, self.provenance),
