@@ -284,8 +284,8 @@ def test_a_kernel_beyond_the_memory_of_the_device(tmp_path, device):
 def test_workers_share_the_device(tmp_path, device):
     """A reader that goes to another process opens there on a device of the kind, with its share of the memory."""
     here = toy.build(tmp_path, method=TracIn(projection="none"))
-    alone, shared = (moved(here, device, executor=name)._state.stored for name in ("serial", "processes:2"))
+    alone, shared = (moved(here, device, executor=name)._state.stored for name in ("serial", "processes:4"))
     copy = pickle.loads(pickle.dumps(shared))
-    assert copy.compute.device == torch.device(device)
+    assert copy.compute.device == torch.device(device, 0)  # two workers for each of two
     assert copy.compute.memory == pytest.approx(alone.compute.memory // 2, rel=0.01)
     assert pickle.loads(pickle.dumps(here._state.stored)).compute.device.type == "cpu"

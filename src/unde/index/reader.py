@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unde import methods
-from unde.devices import CPU, Compute, put
+from unde.devices import CPU, Compute, local, put
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import factor_sizes, length, split
@@ -203,7 +203,7 @@ def _reopen(
     """In a worker process, which computes on a device of its own."""
     if worker is None:
         return IndexReader(folder, manifest, memory)
-    return IndexReader(folder, manifest, memory, Compute(torch.device(worker[0]), worker[1]))
+    return IndexReader(folder, manifest, memory, Compute(torch.device(local(worker[0])), worker[1]))
 
 
 def belongs(fisher: Manifest, manifest: Manifest) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
-from unde.devices import CPU, Compute, budget, device_of, find_device
+from unde.devices import CPU, Compute, budget, device_of, find_device, model_bytes
 from unde.errors import UndeError
 from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
 from unde.gradients.coverage_check import TOLERANCE
@@ -70,11 +70,13 @@ class IndexState:
         return budget(device, self.stored.memory, self.device_memory)
 
     def _worker(self, there: Compute) -> tuple[str, int] | None:
-        """The device of each worker process: of the same kind, unless one is named; they may all share one."""
-        if there.device == CPU:
+        """The device of each worker process, of the same kind unless one is named, and its bytes there."""
+        if there.device == CPU or self.executor.in_process:
             return None
-        workers = getattr(self.executor, "count", None) or 1
-        return str(self.device or there.device.type), there.memory // workers
+        name = str(self.device or there.device.type)
+        workers = self.executor.sharing(there.device, torch.device(name).index is not None)
+        copies = 0 if self.model is None else workers * model_bytes(self.model)
+        return name, budget(there.device, self.stored.memory, self.device_memory, workers, copies).memory
 
     @cached_property
     def groups(self) -> Groups:
