@@ -289,3 +289,9 @@ def test_workers_share_the_device(tmp_path, device):
     assert copy.compute.device == torch.device(device, 0)  # two workers for each of two
     assert copy.compute.memory == pytest.approx(alone.compute.memory // 2, rel=0.01)
     assert pickle.loads(pickle.dumps(here._state.stored)).compute.device.type == "cpu"
+
+
+def test_gradients_of_queries_that_the_device_does_not_hold(device):
+    data = Classification(), toy.data(22), QUERIES
+    with pytest.raises(unde.UndeError, match=r"raise device_memory="):
+        unde.attribute(toy.net().to(device), *data, device_memory=300, progress=False)

@@ -188,6 +188,7 @@ def _exact_scores(
         threads=worker.threads,
         recipe=project.recipe,
         device=project.device,
+        device_memory=project.device_memory,
         batch_size=options.batch_size,
         cg=options.cg or 0,
         query_rank=options.query_rank,

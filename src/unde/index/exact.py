@@ -68,6 +68,7 @@ def attribute(
     groups: Groups | str | Mapping[str, str] = "layer",
     *,
     memory: int | str = "2GB",
+    device_memory: int | str | None = None,
     exclude: Sequence[str] = (),
     collate: Collate | None = None,
     ids: Sequence[Any] | None = None,
@@ -95,7 +96,8 @@ def attribute(
         queries: Data like the training data.
         method: "ekfac" or "tracin", or a method with its settings; "auto" is EKFAC.
         groups: The groups of parameters that scores are resolved by: "layer", "block", …, or {pattern: group}.
-        memory: The memory budget, such as "2GB".
+        memory: The memory budget of the host, such as "2GB".
+        device_memory: The memory budget on the device beside the weights, as in `Index.build`.
         exclude: Regular expressions of parameters to leave out.
         collate: Puts examples into a batch; by default that of the loader or the task.
         ids: The user's ids of the training examples.
@@ -142,7 +144,9 @@ def attribute(
         move(model, device)
         stack.enter_context(close_workers(executor, runs))
         folder = None if runs.in_process else stack.enter_context(scratch(None))
-        there, parameters = budget(device_of(model), parse_bytes(memory)), dict(model.named_parameters())
+        most = None if device_memory is None else parse_bytes(device_memory, "device_memory")
+        there = budget(device_of(model), parse_bytes(memory), most)
+        parameters = dict(model.named_parameters())
         if query_rank is None:
             queries_in_memory(sum(parameters[name].numel() for name in trainable(model, exclude)), cg, there)
         choice = settle_damping(wanted, inputs, exclude)
@@ -161,7 +165,7 @@ def attribute(
         stack.enter_context(torch_threads(settings.threads))
         if folder is not None:
             inputs = inputs.portable(folder, rows)
-        runner, partition = _runner(inputs, choice.method, settings)
+        runner, partition = _runner(inputs, choice.method, settings, there)
         factors = None if query_rank is None else QueryFactors(query_rank, runner.manifest.units)
         stream = GradientStream(runner, partition, settings.ids, folder, factors)
         return _OnePass(stream, choice.method, asked, settings.memory, runs, there, cg).scores(query_ids)
@@ -200,7 +204,9 @@ def check_cg(steps: int, method: Method) -> None:
         )
 
 
-def _runner(inputs: BuildInputs, method: Method, settings: BuildSettings) -> tuple[FeatureRunner, Groups]:
+def _runner(
+    inputs: BuildInputs, method: Method, settings: BuildSettings, there: Compute
+) -> tuple[FeatureRunner, Groups]:
     """Units, coverage and pass size, as an index of whole gradients has them."""
     names, partition, _ = settings.check(inputs, method)
     shares = resolve_checkpoint_weights(settings.checkpoint_weights, len(inputs.models), method.terms)
@@ -221,9 +227,7 @@ def _runner(inputs: BuildInputs, method: Method, settings: BuildSettings) -> tup
     runner = FeatureRunner(Path(OWNER), draft, inputs)
     runner.units = units
     with _naming_examples(inputs, settings.ids):
-        runner.manifest = runner.choose_passes(
-            inputs.rows, settings.memory // PASS_SHARE, settings.batch_size
-        )
+        runner.manifest = runner.choose_passes(inputs.rows, there.memory // PASS_SHARE, settings.batch_size)
     return runner, partition
 
 
