@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint docs notebooks dist bench clean
+.PHONY: demo test test-device lint docs notebooks dist bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/unde demo --out demo
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# The tests of devices on one of this machine: make test-device DEVICE=cuda
+test-device: $(VENV)/.dev
+	UNDE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest tests/devices
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -345,7 +345,16 @@ def register() -> None:
     exact.impl("_copy_from", partial(_dispatch_named, aten._copy_from.default), "PrivateUse1")
     autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     autocast.fallback(torch.library.fallthrough_kernel)
-    for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv2d"):
+    for name in (
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "conv2d",
+        "scaled_dot_product_attention",
+    ):
         exact.impl(name, partial(_lower_precision, getattr(aten, name)), "AutocastPrivateUse1")
     _libraries.extend([library, exact, autocast])
 

@@ -68,6 +68,8 @@ class CoverageCheck:
         self.ids, self.batch, self.singles, self.references = ids, batch, singles, references
         self.device, _ = placement(model)
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
+        if torch.is_autocast_enabled(self.device.type):
+            self.tolerance = max(self.tolerance, TOLERANCE[torch.get_autocast_dtype(self.device.type)])
         self.coverage = Coverage(find_modules(model, units))
         self.trial: CoverageTrial | None = None
         self._agreed: dict[str, Any] | None = None  # the coverage under which all units agreed

@@ -30,6 +30,7 @@ from unde.index.state import (
     IndexState,
     compare_task,
     list_differences,
+    note_device,
     probe_path,
     write_ids,
     write_probe,
@@ -143,7 +144,10 @@ def _begin_or_resume(
     names, partition, scales = settings.check(inputs, method)
     there = (folder / layout.MANIFEST).exists() and not replacing
     existing = Manifest.read(folder) if there else None
-    new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
+    kind = device_of(inputs.model).type
+    new = ResolvedSettings(
+        0, 0, settings.threads or torch.get_num_threads(), device=None if kind == "cpu" else kind
+    )
     wanted = draft_manifest(
         method,
         inputs.task,
@@ -237,6 +241,7 @@ def _resume(
 ) -> ShardWriter:
     """Go on with an index in the folder; raises if it is not the wanted one."""
     writer = ShardWriter(folder, existing, inputs, settings.workers, settings.ids)
+    note_device(folder, existing, inputs.model)
     differ = list_differences(existing, wanted)
     if not differ:  # else the probe may not even run
         differ = compare_task(writer.runner, inputs.rows)

@@ -345,6 +345,9 @@ def print_summary(runner: FeatureRunner, missing: int) -> None:
     )
     if missing < m.examples * terms:
         console.line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
+    device = device_of(runner.inputs.model)
+    if device.type != "cpu":
+        console.line(f"  on {device}: passes, kernels and scores; on the host: data and files")
     _print_routes(runner.coverage(0), m.resolved.pass_size)
 
 

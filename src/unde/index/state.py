@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unde import console
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
 from unde.devices import CPU, Compute, budget, device_of, find_device, model_bytes
@@ -136,6 +137,8 @@ def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
 def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
     """The state with training data and ids; raises unless the index was made from model, task, data and groups."""
     folder, manifest = state.stored.folder, state.stored.manifest
+    if state.model is not None:
+        note_device(folder, manifest, state.model)
     if state.task is not None and state.collate is None:
         state = replace(state, collate=choose_collate(state.task.collate, train_data))
     rows = None if train_data is None else Rows(train_data, state.collate)
@@ -153,6 +156,16 @@ def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> I
         raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
     watch = None if state.model is None else ModelWatch(state.model, state.checkpoints)
     return replace(state, ids=read_ids(folder, manifest), rows=rows, watch=watch)
+
+
+def note_device(folder: StorePath, manifest: Manifest, model: nn.Module) -> None:
+    """Say so if the model is on another kind of device than the one that began the index."""
+    here, there = device_of(model).type, manifest.resolved.device or "cpu"
+    if here != there:
+        console.note(
+            f"{folder} was computed on {there}, this model is on {here}: features differ by rounding, up to 1e-5 of "
+            "their norm in float32"
+        )
 
 
 def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:

@@ -36,6 +36,7 @@ class ResolvedSettings:
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
+    device: str | None = None  # the kind of device that computed; None: the CPU
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = request_fields(self) | {"resolved": dict(vars(self.resolved))}
+        resolved = {k: v for k, v in vars(self.resolved).items() if k != "device" or v is not None}
+        out = request_fields(self) | {"resolved": resolved}
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:

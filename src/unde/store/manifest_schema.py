@@ -69,6 +69,8 @@ def _check_resolved(resolved: Mapping[str, Any], examples: int, terms: int) -> N
         raise ValueError(
             f"{examples:,} examples in shards of {size} under {terms} checkpoints are too many files"
         )
+    if not isinstance(resolved.get("device"), str | None):
+        raise ValueError("the device is no name")
     coverage, directions = resolved["coverage"], resolved["directions"]
     if coverage is not None and len(_list("coverage", coverage, dict)) not in range(1, terms + 1):
         raise ValueError(f"{len(coverage)} coverages for {terms} checkpoints")

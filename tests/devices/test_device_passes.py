@@ -1,0 +1,108 @@
+"""What passes on a device cost and record: copies, waits, cuDNN, several devices, other precisions."""
+
+import pytest
+import torch
+from settings import assert_near, build, make, stored
+from torch import nn
+
+from unde import Index, console
+from unde.gradients.feature_pass import FeaturePass
+
+
+def count_of_a_pass(monkeypatch, pretended, name, folder, **options):
+    """Copies down and waits between the beginnings of two passes of a build."""
+    begin, seen = FeaturePass._begin, []
+
+    def counting(self, *given):
+        here = pretended.counts[0]
+        seen.append(
+            (here.down, here.waits, sum(v for k, v in here.waited.items() if k in ("nonzero", "bincount")))
+        )
+        return begin(self, *given)
+
+    monkeypatch.setattr(FeaturePass, "_begin", counting)
+    build(name, folder, pretended.NAME, method="tracin", batch_size=2, **options)
+    return [b - a for a, b in zip(seen[-2], seen[-1])]
+
+
+@pytest.mark.parametrize("name", ["mlp", "llama", "resnet-batchnorm", "unet"])
+def test_copies_of_a_pass_do_not_depend_on_the_parameters(name, tmp_path, monkeypatch, pretended):
+    copies, *_ = count_of_a_pass(monkeypatch, pretended, name, tmp_path / "i")
+    assert copies <= 4
+
+
+def test_experts_are_waited_for_once_a_layer(tmp_path, monkeypatch, pretended):
+    copies, waits, searches = count_of_a_pass(monkeypatch, pretended, "mixtral", tmp_path / "i")
+    assert copies <= 4 + 2  # of two layers
+    assert waits <= 16 and searches <= 2
+
+
+def test_the_next_pass_begins_before_a_result_is_read(tmp_path, monkeypatch, pretended):
+    events, begin = [], FeaturePass._begin
+
+    def begun(self, *given):
+        finish = begin(self, *given)
+        events.append("begin")
+        return lambda: (events.append("result"), finish())[1]
+
+    monkeypatch.setattr(FeaturePass, "_begin", begun)
+    build("mlp", tmp_path / "i", pretended.NAME, method="tracin", batch_size=3)
+    assert events == ["begin", "begin", "result", "begin", "result", "result"]
+
+
+def test_cudnn_is_off_for_recurrent_layers_and_in_the_check_alone(tmp_path, monkeypatch):
+    seen = {"lstm": [], "mlp": []}
+    for name, modes in seen.items():
+        model, task, rows = make(name)
+        model.register_forward_hook(lambda *_, modes=modes: modes.append(torch.backends.cudnn.enabled))
+        build_options = {"method": "tracin", "projection": "kron(4)", "progress": False}
+        Index.build(model, task, rows, tmp_path / name, **build_options)
+    assert not any(seen["lstm"])
+    assert not seen["mlp"][0] and seen["mlp"][-1]
+    assert torch.backends.cudnn.enabled
+
+
+def test_a_model_on_two_devices(tmp_path, pretended):
+    class Split(nn.Module):
+        def __init__(self, whole, places):
+            super().__init__()
+            self.first, self.last = whole[:2].to(places[0]), whole[2:].to(places[1])
+
+        def forward(self, x):
+            return self.last(self.first(x).to(next(self.last.parameters()).device)).to(x.device)
+
+    _, task, rows = make("mlp")
+    made = {}
+    for places in (("cpu", "cpu"), ("pretended:0", "pretended:1")):
+        for method in ("ekfac", "trak"):
+            index = Index.build(
+                Split(make("mlp")[0], places), task, rows, tmp_path / f"{method} {places[0]}", method=method,
+                projection="kron(4)", progress=False,
+            )  # fmt: skip
+            made[method, places[0]] = stored(index)
+    for method in ("ekfac", "trak"):
+        assert_near(made[method, "pretended:0"], made[method, "cpu"])
+    assert pretended.counts[1].operations > 0
+
+
+def test_half_precision_is_as_exact_as_its_format(tmp_path, device):
+    exact = stored(build("llama", tmp_path / "float32", method="tracin"))
+    model, task, rows = make("llama", device)
+    options = {"method": "tracin", "projection": "kron(4)", "progress": False}
+    half = stored(Index.build(model.bfloat16(), task, rows, tmp_path / "bfloat16", **options))
+    assert half.dtype == torch.float32
+    assert float((half - exact).norm() / exact.norm()) < 2**-4
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+        mixed = stored(Index.build(make("llama", device)[0], task, rows, tmp_path / "mixed", **options))
+    assert 0 < float((mixed - exact).norm() / exact.norm()) < 2**-4
+
+
+def test_another_device_than_that_of_the_build_is_noted(tmp_path, pretended, monkeypatch):
+    notes = []
+    monkeypatch.setattr(console, "note", notes.append)
+    index = build("mlp", tmp_path / "i", pretended.NAME, method="tracin")
+    assert index.manifest.resolved.device == "pretended" and not notes
+    model, task, rows = make("mlp")
+    again = Index.open(tmp_path / "i", model=model, task=task, train_data=rows)
+    assert "was computed on pretended, this model is on cpu" in notes[0]
+    assert again.manifest.id == index.manifest.id
