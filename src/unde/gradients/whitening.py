@@ -249,7 +249,7 @@ def count_matrices(units: Sequence[Mapping[str, Any]], exact: bool = False) -> i
 
 
 def whitening_memory(units: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that whitening takes at least, one parameter at a time; bases and Λ are mapped from their file.
+    """Bytes that whitening takes at least, one parameter at a time, beside the bases and Λ.
 
     A pass over one example holds its features, (Λ + λ)^−1/2, and the largest parameter three times.
     """

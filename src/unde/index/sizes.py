@@ -33,6 +33,7 @@ from unde.methods import Fisher, Method
 from unde.projection import WHOLE, Spec, feature_size
 from unde.store import factored
 from unde.store.manifest import Manifest, ResolvedSettings
+from unde.store.shards import MAPPED
 from unde.tasks.base import Task
 
 UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
@@ -139,7 +140,10 @@ class IndexSizes:
         if Spec.parse(str(files.method.projection)).kind not in WHOLE:
             return kernel
         gradients = 4 * HELD * self.parameters
-        return max(gradients, whitening_memory(files.index.units) if files.method.whitened else kernel)
+        if not files.method.whitened:
+            return max(gradients, kernel)
+        matrices = 4 * count_matrices(files.index.units)
+        return max(gradients, whitening_memory(files.index.units) + (matrices if matrices <= MAPPED else 0))
 
 
 @dataclass(frozen=True)

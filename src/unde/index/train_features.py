@@ -32,7 +32,10 @@ from unde.store.shards import Results, read_shard, scratch, write_shard
 HELD_SHARE = 4  # blocks stay in memory if all of them take at most 1/4 of the budget
 RUN_BYTES = 2**23  # of each thread that are unpacked together: with fewer, threads wait too often
 MOST_RUN_BYTES = 2**24  # of all threads: more are not in the cache any more when they are multiplied
-_FEWEST = 64  # rows: products with fewer are slow
+_FEWEST, _FEWEST_BYTES = (
+    64,
+    2**29,
+)  # rows: products with fewer are slow, but as many whole gradients are too large
 RUNS = 64  # of neighbouring shards, at most: one job each, for a block of queries
 
 
@@ -298,8 +301,13 @@ def shard_runs(shards: int) -> list[range]:
 
 
 def run_rows(width: int) -> int:
-    """Rows that are unpacked together: by the number of threads alone, so that scores do not depend on the memory."""
-    return max(_FEWEST, min(RUN_BYTES * torch.get_num_threads(), MOST_RUN_BYTES) // (4 * width) // 16 * 16)
+    """Rows that are unpacked together: by the number of threads alone, so that scores do not depend on the memory.
+
+    >>> run_rows(10**6), run_rows(124 * 10**6)
+    (64, 1)
+    """
+    fewest = max(1, min(_FEWEST, _FEWEST_BYTES // (4 * width)))
+    return max(fewest, min(RUN_BYTES * torch.get_num_threads(), MOST_RUN_BYTES) // (4 * width) // 16 * 16)
 
 
 @dataclass(frozen=True)
