@@ -10,6 +10,7 @@ from experiments.pages import figures
 from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, methods_of, of_bank, reliable
 from experiments.pages.book import NONE, Book, command, half_width, number, shown, table
 from experiments.pages.verdicts import count, verdicts
+from unde.evaluate.search import DAMPINGS
 
 HEADS = {
     "best": "best on the evaluation",
@@ -215,10 +216,13 @@ def settings_table(book: Book, *banks: str) -> str:
             chosen = "; ".join(dict.fromkeys(f"{k}, {d:g}" for k, d in found["chosen"]))
             used = row["rules"].get("calibrated")
             rows.append([
-                f"{BANKS[bank].name}, {method}", dampings, chosen, "{}, {:g}".format(*best["chosen"]),
+                f"{BANKS[bank].name}, {method}", " / ".join(number(100 * v, 1) for v in row["by damping"]),
+                dampings, chosen, "{}, {:g}".format(*best["chosen"]),
                 NONE if used is None else f"{used['used']} of {used['of']}",
             ])  # fmt: skip
-    return table(["", "damping", "searched: k, λ′", "best: k, λ′", "calibrations that used weights"], rows)
+    at = " / ".join(f"{d:g}" for d in DAMPINGS)
+    head = ["", f"w/o w at damping {at}", "chosen damping", "searched: k, λ′", "best: k, λ′"]
+    return table([*head, "calibrations that used weights"], rows)
 
 
 def smaller(book: Book, *banks: str) -> str:

@@ -35,6 +35,7 @@ def cell(mean, gains):
     }
     return {
         "groups": ["body", "head"],
+        "by damping": [0.1, 0.2],
         "dampings": [0.1, 1.0],
         "unweighted": estimate(mean),
         "rules": rules,
@@ -153,7 +154,9 @@ def test_a_cell_stands_below_the_papers_with_its_verdict(book):
     assert "−4.21 ± 1.00 (2.00) ▼" in ours and "+5.67 ± 1.00 (2.00) ▲" in ours
     assert row(text, "**BM25**")[2] == "12.34 ± 1.00"
     assert "`python -m experiments run lds_wikitext-gpt2`" in text
-    assert row(text, "GPT-2-like, TracIn")[1:] == ["0.1, 1.0", "5, 0.5; 10, 0.5", "20, 0.1", "3 of 4"]
+    assert row(text, "GPT-2-like, TracIn")[1:] == [
+        "10.0 / 20.0", "0.1, 1.0", "5, 0.5; 10, 0.5", "20, 0.1", "3 of 4"
+    ]  # fmt: skip
 
 
 def test_reliability_shows_what_is_known(book):
