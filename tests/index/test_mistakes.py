@@ -41,3 +41,14 @@ def test_methods_and_ranks(index):
         index.score(DATA, method=unde.methods.TRAK)
     with pytest.raises(UndeError, match=r"top\(5.0\): expected a whole number"):
         index.score((DATA[0] + 1, DATA[1])).top(5.0)
+
+
+def test_a_method_that_does_not_fit_is_refused_before_a_model_is_loaded(index):
+    from typer.testing import CliRunner
+
+    from unde.cli.app import app
+
+    said = CliRunner().invoke(
+        app, ["attribute", "no_such_module:make", "--index", str(index.folder), "--method", "das"]
+    )
+    assert "but the index holds 'loss'" in " ".join(str(said.exception or said.output).split())

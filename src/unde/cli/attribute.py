@@ -105,7 +105,7 @@ def attribute(
     whole_gradients.check(index, uncalibrated)
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
-    model = model if index is None else model.remembered(index)
+    model = model if index is None else model.remembered(index, method)
     if model.target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and model.target is None else None)

@@ -58,7 +58,7 @@ def audit(
             check_out(path)
     if parquet is not None:
         check_format("parquet")
-    project = Project(model.remembered(index), index=index)
+    project = Project(model.remembered(index, method), index=index)
     classifier(project.setup.task)  # refused before anything is computed
     opened = project.index(index)
     loaded = None if weights is None else load_weights(weights, opened.groups.names)

@@ -127,7 +127,7 @@ def evaluate(
         if not search:
             raise UndeError("--out saves the weights of --search: add --search, or leave it out")
         check_out(out)
-    project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
+    project = Project(model.remembered(index, method), index=index, evaluate=queries, query_field=query_field)
     rows = project.disjoint_queries("eval")
     opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
     if counterfactual:

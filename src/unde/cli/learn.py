@@ -101,7 +101,7 @@ def learn(
     _check(
         queries, with_queries | {"query-field": query_field}, {"examples": examples, "perturb": perturb}, out
     )
-    model = model.remembered(index)
+    model = model.remembered(index, method)
     texts = None if queries is None or (model.target is not None and queries == "learn") else Path(queries)
     project = Project(model, index=index, learn=texts, query_field=query_field)
     if queries is None:

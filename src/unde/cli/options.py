@@ -243,10 +243,18 @@ class ModelOptions:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def remembered(self, index: StorePath) -> ModelOptions:
-        """Fill in the MODULE:FUNCTION that the index was built from, if no model is named."""
-        from unde.integrations.source import trusted_target
+    def remembered(self, index: StorePath, method: str | None = None) -> ModelOptions:
+        """Fill in the MODULE:FUNCTION that the index was built from, if no model is named.
 
+        An index that is not there, or does not fit the method, is refused before a model is loaded.
+        """
+        from unde import methods
+        from unde.integrations.source import trusted_target
+        from unde.store.manifest import Manifest
+        from unde.tasks.base import kind_of
+
+        m = Manifest.read(index)
+        methods.on_index(method, methods.parse(m.method), kind_of(m.task), m.examples)
         if self.target is not None or self.source().text_options:
             return self
         target = trusted_target(index)

@@ -89,7 +89,7 @@ def report(
 
     if labels:
         raise UndeError(f"wrong labels are found by a command of their own: unde audit --index {index}")
-    model = model.remembered(index)
+    model = model.remembered(index, method)
     texts = (queries or query) if model.target is None else None
     project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name

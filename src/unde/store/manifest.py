@@ -302,7 +302,7 @@ def _read_json(path: StorePath) -> Any:
         raise
     except FileNotFoundError:
         raise UndeError(
-            f"{path.parent} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
+            f"{path.parent} holds no unde index: there is no {MANIFEST} in it. Build one with unde build or Index.build"
         ) from None
     except ValueError as e:
         raise damaged(path, e) from None
