@@ -275,18 +275,20 @@ def test_memory_of_the_device(tmp_path, pretended, device, name):
         assert 0 < counts.peak - before <= budget
 
 
-def test_a_kernel_beyond_the_memory_of_the_device(tmp_path, device):
+def test_a_kernel_beyond_the_memory_of_the_device(tmp_path, pretended, device):
     here = toy.build(tmp_path, method=TRAK(projection="none"))
-    with pytest.raises(unde.UndeError, match=r"the memory budget of pretended:0 is .*: raise device_memory="):
+    with pytest.raises(
+        unde.UndeError, match=rf"the memory budget of {pretended.NAME}:0 is .*: raise device_memory="
+    ):
         within(here, device, 1000).score(QUERIES)
 
 
-def test_workers_share_the_device(tmp_path, device):
+def test_workers_share_the_device(tmp_path, pretended, device):
     """A reader that goes to another process opens there on a device of the kind, with its share of the memory."""
     here = toy.build(tmp_path, method=TracIn(projection="none"))
     alone, shared = (moved(here, device, executor=name)._state.stored for name in ("serial", "processes:4"))
     copy = pickle.loads(pickle.dumps(shared))
-    assert copy.compute.device == torch.device(device, 0)  # two workers for each of two
+    assert copy.compute.device == torch.device(pretended.NAME, 0)  # two workers for each of two
     assert copy.compute.memory == pytest.approx(alone.compute.memory // 2, rel=0.01)
     assert pickle.loads(pickle.dumps(here._state.stored)).compute.device.type == "cpu"
 
