@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows, to_device
+from unde.devices import device_of
 from unde.gradients import placement
 from unde.gradients.collector import GraphStart
 from unde.gradients.feature_pass import set_rows
 from unde.gradients.layers import rule_for
+from unde.gradients.meter import Meter, aten
 from unde.gradients.model_state import frozen_eval
 from unde.index import Index
 from unde.methods import Method, TracIn
@@ -66,10 +68,17 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
     settings: list[Any] = []
+    cost: list[PassTraffic] = []
+
+    def look(index: Index) -> None:
+        settings.append(index.manifest.resolved)
+        if not cost:
+            cost.append(_traffic(index, rows))
+
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             start = time.perf_counter()
-            took = build(setup, rows, method, lambda index: settings.append(index.manifest.resolved))
+            took = build(setup, rows, method, look)
             seconds["build"].append(took)
             seconds["planning"].append(time.perf_counter() - start - took)
             seconds["plain"].append(passes(setup, rows, plain_pass, batch_size))
@@ -79,12 +88,53 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     # The first run warms up.
     plain, frozen, built, planning = (np.array(s[1:]) for s in seconds.values())
     low, high = median_interval(built / plain)
+    examples, each = settings[0].pass_size, np.median(built) / len(rows)
     return (
         f"features cost {np.median(built / plain):.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
         f"{np.median(frozen / plain):.2f}, the overhead over it {np.median((built - frozen) / plain):.2f}; "
         f"{len(rows) / np.median(built):,.0f} examples/s after {np.median(planning):.1f} s of planning "
-        f"({runs} interleaved runs over {len(rows)} examples)"
+        f"({runs} interleaved runs over {len(rows)} examples)\n"
+        f"a pass of {examples} on {device_of(setup.model)}: {cost[0]}; "
+        f"{cost[0].flops / examples / each / 1e9:,.1f} GFLOP/s over the build"
     )
+
+
+class PassTraffic(Meter):
+    """Also counts copies between the host and a device, their bytes, and how often the host waits for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = self.bytes = self.waits = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        packet = func._overloadpacket
+        if packet in (aten._to_copy, aten.copy_):
+            source = args[0] if packet is aten._to_copy else args[1]
+            if isinstance(source, Tensor) and source.device.type != out.device.type:
+                self.copies, self.bytes = self.copies + 1, self.bytes + out.nbytes
+        self.waits += packet in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.bincount)
+        return out
+
+    def __str__(self) -> str:
+        return (
+            f"{self.flops / 1e9:,.3g} GFLOP in {self.calls:,} operations, {console.size(self.bytes)} in {self.copies} "
+            f"copies between host and device, {self.waits} waits for a number"
+        )
+
+
+def _traffic(index: Index, rows: Rows) -> PassTraffic:
+    """The cost of one pass of a build."""
+    runner = index._state.runner
+    here = range(min(len(rows), index.manifest.resolved.pass_size))
+    try:
+        run = runner.open_pass(0)
+        with PassTraffic() as traffic:
+            for _ in run.over(rows.batches([here])):
+                pass
+    finally:
+        runner.close()
+    return traffic
 
 
 def passes(

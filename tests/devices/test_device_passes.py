@@ -1,11 +1,13 @@
 """What passes on a device cost and record: copies, waits, cuDNN, several devices, other precisions."""
 
+import re
+
 import pytest
 import torch
 from settings import assert_near, build, make, stored
 from torch import nn
 
-from unde import Index, console
+from unde import Index, Setup, bench, console
 from unde.gradients.feature_pass import FeaturePass
 
 
@@ -106,3 +108,12 @@ def test_another_device_than_that_of_the_build_is_noted(tmp_path, pretended, mon
     again = Index.open(tmp_path / "i", model=model, task=task, train_data=rows)
     assert "was computed on pretended, this model is on cpu" in notes[0]
     assert again.manifest.id == index.manifest.id
+
+
+def test_bench_counts_the_traffic_of_a_pass(pretended):
+    model, task, rows = make("mlp", pretended.NAME)
+    report = bench.measure(Setup(model, task, rows.data), rank=2, batch_size=4, runs=1, batches=1)
+    found = re.search(
+        r"a pass of \d+ on pretended:0: .* GFLOP in (\d+) operations, .* in (\d+) copies", report
+    )
+    assert int(found[1]) > 20 and 2 <= int(found[2]) <= 6
