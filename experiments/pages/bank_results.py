@@ -47,6 +47,11 @@ BANKS = {
         "2,000 CIFAR-10 images of four classes, a ResNet pretrained on the other six",
         "no counterpart",
     ),
+    "finetuned-vit": Setting(
+        "fine-tuning, ViT",
+        "2,000 CIFAR-10 images of four classes, a ViT pretrained on the other six",
+        "no counterpart",
+    ),
     "wikitext-gpt2": Setting(
         "WikiText-2, GPT-2-like",
         "3,072 sequences of 64 tokens, 4 layers, 128 wide",

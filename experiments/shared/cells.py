@@ -235,6 +235,7 @@ CELLS: dict[str, Callable[[], Cell]] = {
     "wikitext-gpt2": lambda: _corpus("wikitext"),
     "finetuned-gpt2": lambda: _texts_finetuned("gpt2"),
     "finetuned-resnet": lambda: _images_finetuned("resnet"),
+    "finetuned-vit": lambda: _images_finetuned("vit"),
     "cifar2": lambda: _diffusion("cifar2"),
     "robots": lambda: _diffusion("robots"),
 }

@@ -29,6 +29,7 @@ EVERY_BANK = (
     "cifar10-resnet",
     "cifar10-vit",
     "finetuned-resnet",
+    "finetuned-vit",
     "sotu-gpt2",
     "wikitext-gpt2",
     "finetuned-gpt2",
