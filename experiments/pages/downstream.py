@@ -74,7 +74,7 @@ def tail_patch_table(
             elif method in found[name]:
                 first = "" if any(method in numbers for numbers in printed_in.values()) else f"**{method}**"
                 rows.append([first, title, *_patched(found[name][method])])
-    return table(["", "data", *WEIGHED], rows)
+    return table(["", "data", *WEIGHED], rows) if rows else book.missing(results)
 
 
 def _is_cell(row: Any) -> bool:
