@@ -8,7 +8,7 @@ from settings import assert_near, stored
 
 import toy
 from unde import Index
-from unde.parallel import Processes, Ray
+from unde.parallel import Processes
 
 
 @pytest.fixture
@@ -40,11 +40,3 @@ def test_a_device_that_is_named_is_that_of_all_workers(tmp_path, notes, pretende
     assert notes() == {"pretended:1"}
     index.features(toy.data(3, 5))
     assert pretended.counts[1].operations > 0 == pretended.counts[0].operations
-
-
-def test_ray(tmp_path, notes, pretended):
-    ray = pytest.importorskip("ray")
-    with Ray(1) as executor:
-        build(tmp_path / "i", toy.net().to(pretended.NAME), recipe="device_project:make", executor=executor)
-    ray.shutdown()
-    assert notes() == {"pretended:0"}
