@@ -117,7 +117,50 @@ def fact(book: Book, what: str) -> str:
     return f"{found[0][what]:,}" if found else "–"
 
 
+AUDITED = {
+    "cifar10": "CIFAR-10, CNN, 10 % wrong",
+    "digits": "digits, MLP, 20 % wrong",
+    "wine": "wine, MLP, 20 % wrong",
+    "breast_cancer": "breast cancer, MLP, 20 % wrong",
+    "iris": "iris, MLP, 20 % wrong",
+}
+AUDIT_MEASURES = {
+    "auc": "AUC",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "found at 10 %": "found among the first 10 %",
+    "found at 20 %": "20 %",
+}
+
+
+def audits_table(book: Book) -> str:
+    """Audits of labels by data set and tool; the estimate of `unde` beside its precision."""
+    rows = []
+    for variant, found in book.results("label_audit", AUDITED).items():
+        for tool, measures in found["methods"].items():
+            cells = [_over_seeds(measures.get(key)) for key in AUDIT_MEASURES]
+            if "expected precision" in measures:
+                cells[1] += f" (expected {_over_seeds(measures['expected precision'])})"
+            name = "**unde audit**" if tool == "unde" else tool
+            rows.append([AUDITED[variant] if tool == "unde" else "", name, *cells])
+    return table(["", "", *AUDIT_MEASURES.values()], rows)
+
+
+def _over_seeds(values: list[float] | None) -> str:
+    """In %, with the 95 % interval over trainings where there are several."""
+    if values is None:
+        return "–"
+    return interval(100 * np.array(values)) if len(values) > 1 else number(100 * values[0], 1)
+
+
+def audits_missing(book: Book) -> str:
+    return book.missing([f"label_audit_{variant}" for variant in AUDITED])
+
+
 PARTS = {
+    "label_audits": audits_table,
+    "label_audits_missing": audits_missing,
     "label_rankings_all": rankings_table,
     "label_rankings": lambda book: rankings_table(book, "TRAK"),
     "label_gains": gains_table,
