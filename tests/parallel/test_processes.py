@@ -36,10 +36,12 @@ def test_every_job_once(tmp_path, count):
     assert len(pids) <= count
 
 
-def test_killed_workers_are_replaced_and_nothing_is_done_twice(tmp_path):
+def test_killed_workers_are_replaced_and_nothing_is_done_twice(tmp_path, capsys):
     assert sorted(Processes(2).run(worker_jobs.die_first_time, tmp_path, JOBS)) == JOBS
     assert len(list(tmp_path.glob("*.died"))) == 3
     assert runs(tmp_path) == dict.fromkeys(range(6), 1)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("a worker process was killed (signal 9)") == 3 and "Another one takes over" in said
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
+from unde import console
 from unde.devices import count
 from unde.errors import BadExample, UndeError, explain, require_positive
 
@@ -292,6 +293,8 @@ class _PoolRun(Generic[Worker]):
                 raise UndeError(f"{who} {outcome.reason}")
         else:
             self._retry(job, f"{RETRIES + 1} workers died of it: the last {outcome.reason}")
+            if job not in self._failed:
+                console.note(f"a worker {outcome.reason}. Another one takes over, and nothing is lost")
         self._reassign()
 
     def _end_hung(self) -> None:
