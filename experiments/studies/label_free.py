@@ -127,7 +127,7 @@ def learn_all(learn: GroupScores, retrieval: Retrieval) -> dict[str, Tensor]:
     return {
         "A": _solve(learn, Settings()),
         "T": _solve(divide_hubs(learn), Settings(K_HUBS, DECAY, solver=FIXED_POINT)),
-        "S": retrieval.weights().values,
+        "S": torch.stack([c.learn() for c in retrieval.learning.values()]).mean(0),
         "J": joint(learn, retrieval),
         "A on copies": torch.stack([_solve(c, Settings()) for c in copies]).mean(0),
         "T on copies": torch.stack(

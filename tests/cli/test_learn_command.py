@@ -20,7 +20,7 @@ def test_learn_with_nothing_but_an_index(large, monkeypatch):
     index = Index.open("idx", model=setup.model, task=setup.task, train_data=setup.train_data)
     weights = Weights.load("weights.json")
     assert weights.values.tolist() == index.learn_weights().values.tolist()
-    assert weights.provenance["how"] == "self-retrieval"
+    assert weights.provenance["how"] == "Algorithm 1 on perturbed training examples"
     assert text.rstrip().endswith(f"weights.json: {weights}")
 
 

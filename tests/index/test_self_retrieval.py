@@ -64,7 +64,9 @@ def sane(weights, index):
     p = weights.provenance
     assert weights.groups == list(index.groups.names)
     assert (weights.values >= 0).all() and float(weights.values.mean()) == pytest.approx(1.0, abs=1e-5)
-    assert p["how"] == "self-retrieval" and set(p["strength"]) == set(p["search"]) == set(p["found"])
+    assert p["how"] == "Algorithm 1 on perturbed training examples" and set(p["strength"]) == set(
+        p["search"]
+    ) == set(p["found"])
     for kind, tried in p["search"].items():
         assert p["strength"][kind] in [s for s, _ in tried]
     for found in p["found"].values():
@@ -120,7 +122,7 @@ def test_provenance_tells_what_a_slow_twin_finds(cosine, learned):
 def test_weights_can_be_used_and_kept(index, tmp_path, capsys):
     weights = sane(index.learn_weights(), index)
     said = " ".join(capsys.readouterr().err.split())
-    assert "weights from 200 perturbed training examples (self-retrieval): " in said
+    assert "weights from 200 perturbed training examples (Algorithm 1): " in said
     effect, found = weights.provenance["effect"]["weighted"], weights.provenance["found"]["noise"]
     assert f"→ {effect['groups']:.1f} of {len(weights)} groups count" in said
     assert (

@@ -306,8 +306,8 @@ class QueryableIndex:
 
         Args:
             queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on, for the
-                paper's Algorithm 1. Without queries, perturbed training examples are made to find themselves
-                (self-retrieval), from `examples` of them. The line that is printed costs up to 340 queries more.
+                paper's Algorithm 1. Without queries, it learns from `examples` perturbed training examples. The line
+                that is printed costs up to 340 queries more.
             method: The method to learn for; by default that of the calibration or of the index.
             perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
                 generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the

@@ -52,7 +52,7 @@ def learn_without_labels(
     else:
         retrieval = Retrieval(Copier(index, method, perturb, seed), examples)
         weights, learned_from = retrieval.weights(), next(iter(retrieval.learning.values())).scores
-        how = f"{console.counted(examples, 'perturbed training example')} (self-retrieval)"
+        how = f"{console.counted(examples, 'perturbed training example')} (Algorithm 1)"
         found = retrieval.report(weights)
     effect = "; ".join([effect_in_words(learned_from, weights), *found])
     console.note(f"weights from {how}: {effect}. Only `unde calibrate` tells whether they help on this model")
@@ -89,12 +89,14 @@ class Retrieval:
         }
 
     def weights(self) -> Weights:
-        """The mean of the weights learned from copies of each kind."""
-        values = torch.stack([copies.learn(self.copier.seed) for copies in self.learning.values()]).mean(0)
+        """The mean of the weights that Algorithm 1 learns from copies of each kind."""
+        values = torch.stack([copies.learn_top(self.copier.seed) for copies in self.learning.values()]).mean(
+            0
+        )
         self.copier.check_model()
         scores = next(iter(self.learning.values())).scores
         provenance = {
-            "how": "self-retrieval",
+            "how": "Algorithm 1 on perturbed training examples",
             "method": self.copier.method.name,
             "scores": scores.provenance,
             "strength": {name: s.strength for name, s in self.searches.items()},

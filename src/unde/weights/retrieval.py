@@ -59,6 +59,12 @@ class Copies:
         w = torch.ones(self._data.groups) if weights is None else weights
         return self._problem.values(w).double()
 
+    def learn_top(self, seed: int = 0) -> Tensor:
+        """(M,) weights by Algorithm 1 with the copies as queries, whose originals it is not told."""
+        settings = Settings(seed=seed)
+        problem = WeightProblem(self._data, self._problem.queries, settings.k, settings.objective)
+        return fit([problem], [settings])[0].weights.float()
+
     def learn(self, seed: int = 0) -> Tensor:
         """(M,) weights that maximise the mean objective less the solver's pull towards uniform weights."""
         solver = FIXED_POINT if self.scores.method.linear else ADAMW
