@@ -30,8 +30,13 @@ def index(tmp_path):
 
 
 def everything(folder):
+    """All files but the card, which a push writes anew."""
     logs = ("log.jsonl", "fisher/log.jsonl", "fisher-true/log.jsonl")
-    return toy.content(folder) | {name: (folder / name).read_bytes() for name in logs}
+    return without_card(toy.content(folder) | {name: (folder / name).read_bytes() for name in logs})
+
+
+def without_card(files):
+    return {name: content for name, content in files.items() if name != layout.CARD}
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def writes(monkeypatch):
     def noting(real):
         def written(self, *args):
             made = real(self, *args)
-            names.extend([self.name] * (self.name != layout.LOCK and made is not False))
+            names.extend([self.name] * (self.name not in (layout.LOCK, layout.CARD) and made is not False))
             return made
 
         return written
@@ -58,15 +63,16 @@ def test_there_and_back(tmp_path, s3, index, writes):
         layout.CHANGE,
         layout.LOCK,
         layout.SCRATCH,
+        layout.CARD,
         layout.CALIBRATION_HALVES,  # stay where they were trained
     }
-    assert run("push", index.folder, s3) == f"{s3}: {len(want)} files\n"
-    assert objects(s3) == want
-    assert run("pull", s3, tmp_path / "new" / "j") == f"{tmp_path / 'new' / 'j'}: {len(want)} files\n"
+    assert run("push", index.folder, s3).startswith(f"{s3}: {len(want)} files\n{s3 / layout.CARD}: ")
+    assert without_card(objects(s3)) == want
+    assert run("pull", s3, tmp_path / "new" / "j") == f"{tmp_path / 'new' / 'j'}: {len(want) + 1} files\n"
     assert everything(tmp_path / "new" / "j") == want
     writes.clear()
     assert f"{len(want)} of them were there already" in run("push", index.folder, s3)
-    assert f"{len(want)} of them were there already" in run("pull", s3, tmp_path / "new" / "j")
+    assert f"{len(want) + 1} of them were there already" in run("pull", s3, tmp_path / "new" / "j")
     assert writes == []
     opened = Index.open(s3, model=toy.net(), task=Classification(), train_data=toy.data(22))
     assert torch.equal(opened.score(QUERIES).total(), index.score(QUERIES).total())
@@ -91,7 +97,7 @@ def test_a_push_goes_on(s3, index, monkeypatch, writes):
     writes.clear()
     assert f"{len(before)} of them were there already" in run("push", index.folder, s3)
     assert sorted(writes) == ["c00-000001.safetensors", "c00-000002.safetensors"]
-    assert objects(s3) == want
+    assert without_card(objects(s3)) == want
 
 
 def test_a_pull_goes_on_and_mends(tmp_path, memory, index, monkeypatch):
@@ -103,7 +109,7 @@ def test_a_pull_goes_on_and_mends(tmp_path, memory, index, monkeypatch):
     shards[0].unlink()
     toy.flip(shards[1], -5)
     (tmp_path / "j" / "shards" / "c00-000000.safetensors.12ab.partial").write_bytes(b"half")
-    assert f"{len(want) - 2} of them were there already" in run("pull", memory / "i", tmp_path / "j")
+    assert f"{len(want) - 1} of them were there already" in run("pull", memory / "i", tmp_path / "j")
     assert {n: d for n, d in everything(tmp_path / "j").items() if not n.endswith(".partial")} == want
 
 
@@ -162,7 +168,7 @@ def test_only_what_is_known_is_copied(tmp_path, memory, index):
     (index.folder / "shards" / "notes.txt").write_bytes(b"mine")
     said = run("push", index.folder, memory / "i")
     assert "left where it is, as not of the index: model.pt, shards/notes.txt" in said
-    assert objects(memory / "i") == want
+    assert without_card(objects(memory / "i")) == want
     for name in ("evil.py", "shards/evil.so", "kernels/../../evil", "fisher/source.json"):
         fsspec.filesystem("memory").pipe_file(f"{memory}/i/{name}", b"evil")
     run("pull", memory / "i", tmp_path / "j")

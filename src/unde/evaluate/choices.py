@@ -26,6 +26,9 @@ class ChoiceComparison:
     Attributes:
         utilities: {choice: {target: (Q, R)}} for each query and training seed.
         sizes: Examples of each choice.
+
+    >>> ChoiceComparison({"random": {"mine": np.array([[-2.0]])}}, {"random": 60}).targets
+    ['mine']
     """
 
     utilities: Mapping[str, Mapping[str, np.ndarray]]

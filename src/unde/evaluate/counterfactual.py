@@ -38,6 +38,10 @@ class Counterfactual:
         flips: (K, Q, R) bool, of each: whether the prediction changed; None if predictions were not measured.
         trainings: How many models there are.
         of: "query" or "set".
+
+    >>> drops = {"tracin": np.ones((1, 2, 1)), "random": np.zeros((1, 2, 1))}
+    >>> Counterfactual(drops, ks=[5], flips=None, trainings=6, of="query").ks
+    [5]
     """
 
     values: Mapping[str, np.ndarray]

@@ -45,6 +45,9 @@ class Overlap:
         share: Of texts the share of the query's shingles that the example holds; of images the correlation.
         words: The length of the longest common run; 0 for images.
         passage: That run, as it stands in the query.
+
+    >>> Overlap(query=0, example=7, kind="exact duplicate", share=1.0).example
+    7
     """
 
     query: int

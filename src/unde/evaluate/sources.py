@@ -26,6 +26,10 @@ class SourceShares:
         examples: How many training examples each has.
         totals: Its summed scores.
         shares: Its share of all positive scores of a query.
+
+    >>> from unde.scoring import from_arrays
+    >>> source_shares(from_arrays(torch.tensor([[[3.0], [1.0], [-1.0]]])), ["ann", "bob", "bob"]).names
+    ['ann', 'bob']
     """
 
     names: list[Any]

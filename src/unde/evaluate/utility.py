@@ -54,6 +54,11 @@ class TargetUtility:
     Args:
         task: The task of the model.
         targets: {name: queries}.
+
+    >>> from unde.tasks import Classification
+    >>> measure = TargetUtility(Classification(), {"mine": (torch.zeros(1, 2), torch.zeros(1).long())})
+    >>> measure(nn.Linear(2, 3))["mine"].shape
+    torch.Size([1])
     """
 
     task: Task

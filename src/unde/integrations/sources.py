@@ -29,6 +29,7 @@ def source_names(
     Raises:
         UndeError: There is no such column; the message lists those that there are.
 
+    >>> import torch
     >>> from unde.tasks import Task
     >>> setup = Setup(torch.nn.Linear(1, 1), Task(), [{"author": "ann"}, {"author": "bob"}])
     >>> source_names(setup, "author")

@@ -25,7 +25,7 @@ from unde.devices import put
 from unde.weights.contributions import Contributions
 from unde.weights.objective import WeightProblem
 from unde.weights.protocol import ResolvedScores
-from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
+from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, K, Settings, fit
 
 TARGET = 0.25  # the share that the unweighted method should find
 
@@ -61,7 +61,7 @@ class Copies:
 
     def learn_top(self, seed: int = 0) -> Tensor:
         """(M,) weights by Algorithm 1 with the copies as queries, whose originals it is not told."""
-        settings = Settings(seed=seed)
+        settings = Settings(min(K, self._data.examples), seed=seed)
         problem = WeightProblem(self._data, self._problem.queries, settings.k, settings.objective)
         return fit([problem], [settings])[0].weights.float()
 
