@@ -31,6 +31,7 @@ def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():
 def demo(tmp_path_factory):
     """A demo with a short training and few halves."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "PROCESSES", 1)
         patch.setattr(run, "CALIBRATE", 12)
         patch.setattr(run, "JUDGE", 8)
         patch.setattr(finetuned, "PRETRAIN_EPOCHS", 2)

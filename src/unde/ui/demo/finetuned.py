@@ -6,8 +6,8 @@ A tenth of the fine-tuning labels is wrong on purpose. The images ship with scik
 from __future__ import annotations
 
 import os
-from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.evaluate import TrainingSpec
+from unde.index.calibrate import CopyModel
 from unde.integrations import require
 
 CORRUPTED = 0.10  # share of fine-tuning labels made wrong
@@ -98,7 +99,7 @@ def pretraining(data: DigitRoles) -> TrainingSpec:
 def finetuning(pretrained: nn.Module, data: DigitRoles) -> TrainingSpec:
     """Go on from the pretrained model with the digits 5 to 9."""
     return TrainingSpec(
-        model=lambda seed: deepcopy(pretrained),
+        model=CopyModel(pretrained),
         data=data.train,
         loss=loss,
         optimizer=_adam(1e-3),
@@ -108,7 +109,7 @@ def finetuning(pretrained: nn.Module, data: DigitRoles) -> TrainingSpec:
 
 
 def _adam(lr: float) -> Any:
-    return lambda parameters: torch.optim.Adam(parameters, lr=lr)
+    return partial(torch.optim.Adam, lr=lr)
 
 
 @torch.no_grad()

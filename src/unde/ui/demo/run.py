@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import time
@@ -21,6 +22,7 @@ from unde.data import Rows
 from unde.evaluate import Bank, Estimate, TrainingSpec, lds, mislabel_auc
 from unde.evaluate.baselines import baseline_scores
 from unde.evaluate.compare import Comparison, compare
+from unde.gradients.feature_pass import torch_threads
 from unde.index import Index
 from unde.index.calibration import Calibration
 from unde.integrations.source import ModelSource
@@ -39,7 +41,8 @@ from unde.weights import Weights
 
 Ways = dict[str, Weights | None]  # of scoring, by name
 
-CALIBRATE, JUDGE = 16, 16  # retrained halves: to choose and fit by, and to judge by
+PROCESSES, STACKED = min(2, os.cpu_count() or 1), 32
+CALIBRATE, JUDGE = 24, 40  # retrained halves: to choose and fit by, and to judge by
 SHOWN, FIRST = 12, 2  # queries on the page, and in its summary
 SUSPECTS = 40  # digits whose labels are doubted
 TOP = 10
@@ -97,11 +100,11 @@ def run(out: Path, method: str = "tracin", seed: int = 0) -> Path:
         shutil.rmtree(out / "index")
     data = digits(seed)
     with clock.step("Pretrain a vision transformer", "on the digits 0 to 4 of scikit-learn"):
-        pretrained = finetuned.pretraining(data)(np.arange(len(data.pretrain[1])), seed)
+        pretrained = _train(finetuned.pretraining(data), len(data.pretrain[1]), seed)
     training = finetuned.finetuning(pretrained, data)
     wrong = f"{TRAINED} digits from 5 to 9, {CORRUPTED:.0%} of their labels wrong on purpose"
     with clock.step("Fine-tune it", wrong):
-        model = training(np.arange(TRAINED), seed).eval()
+        model = _train(training, TRAINED, seed).eval()
     setup = _setup(model, data)
     with clock.step("Build the index", "whole gradients of every training digit, layer by layer"):
         index = Index.build(
@@ -172,6 +175,12 @@ def _setup(model: nn.Module, data: DigitRoles) -> Setup:
     )
 
 
+def _train(training: TrainingSpec, examples: int, seed: int) -> nn.Module:
+    """With one thread, as the halves are trained: the model does not depend on how many cores there are."""
+    with torch_threads(1):
+        return training(np.arange(examples), seed)
+
+
 def _retrain(path: Path, training: TrainingSpec, data: DigitRoles, seed: int) -> Bank:
     """Models on random halves; those of an earlier demo are trained anew, as its model is."""
     path.unlink(missing_ok=True)
@@ -183,7 +192,8 @@ def _retrain(path: Path, training: TrainingSpec, data: DigitRoles, seed: int) ->
         n_train=TRAINED,
         subsets=halves,
         seed=seed,
-        stacked=halves,
+        stacked=STACKED,
+        processes=PROCESSES,
     )
 
 
