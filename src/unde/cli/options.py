@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -250,15 +251,15 @@ class ModelOptions:
         """
         from unde import methods
         from unde.integrations.source import trusted_target
-        from unde.store.layout import MANIFEST
         from unde.store.manifest import Manifest
         from unde.tasks.base import kind_of
 
-        if self.target is None and not index.is_dir():
-            raise UndeError(f"no folder {index}: make an index with unde build")
-        if (index / MANIFEST).exists():
-            m = Manifest.read(index)
-            methods.on_index(method, methods.parse(m.method), kind_of(m.task), m.examples)
+        with suppress(OSError):  # what cannot be read is said where the index is opened
+            if self.target is None and not index.is_dir():
+                raise UndeError(f"no folder {index}: make an index with unde build")
+            if method is not None and (index / MANIFEST).exists():
+                m = Manifest.read(index)
+                methods.on_index(method, methods.parse(m.method), kind_of(m.task), m.examples)
         if self.target is not None or self.source().text_options:
             return self
         target = trusted_target(index)
