@@ -46,6 +46,7 @@ CALIBRATE, JUDGE = 24, 40  # retrained halves: to choose and fit by, and to judg
 SHOWN, FIRST = 12, 2  # queries on the page, and in its summary
 SUSPECTS = 40  # digits whose labels are doubted
 TOP = 10
+BOOTSTRAP = 1000  # resamplings of the models, for intervals
 MODEL = "model.safetensors"
 PROJECT = """\"\"\"What the demo was made of, for other commands: unde serve demo.project:make --index demo/index\"\"\"
 
@@ -202,8 +203,8 @@ def _judge(index: Index, scores: GroupScores, weights: Weights, data: DigitRoles
     built = index.score(data.evaluate, method=index.method).total()
     simple = baseline_scores(index.model, index.task, data.train, data.evaluate)
     return Judgement(
-        {name: lds(values, *truth) for name, values in simple.items()},
-        lds(built, *truth),
+        {name: lds(values, *truth, bootstrap=BOOTSTRAP) for name, values in simple.items()},
+        lds(built, *truth, bootstrap=BOOTSTRAP),
         compare(scores, weights, *truth),
     )
 

@@ -12,7 +12,7 @@ from unde.ui.report.svg import PlotFrame, bar_plot, caption, rect, stroke, svg, 
 from unde.ui.report.tables import note, table
 from unde.ui.report.weights import WeightsPanel, arrange, weight_bars
 
-WIDTH, NAME, SLOT, TOP = 440.0, 205.0, 30.0, 8.0
+WIDTH, NAME, SLOT, TOP = 440.0, 212.0, 30.0, 8.0
 
 
 @dataclass(frozen=True)
