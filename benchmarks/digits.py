@@ -55,7 +55,7 @@ def network() -> nn.Module:
 
 def prepare(folder: Path) -> None:
     """Digits and a trained network, into a file that `make` reads; the same on every run, but for last bits."""
-    from unde.ui.demo.digits import digits
+    from experiments.shared.digits import digits
 
     if (folder / _FILE).exists():
         return

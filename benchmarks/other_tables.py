@@ -109,12 +109,12 @@ def weights(found: Found) -> str:
     if e := found.get("default"):
         rows.append((f"`learn_weights` as it is, k = {e['k']:,}", e, ""))
     if e := found.get("candidates"):
-        rows.append((f"all {e['candidates']} candidates of k and decay", e, ""))
+        rows.append((f"{e['candidates']} candidates of k and decay by Algorithm 1 at once", e, ""))
     if e := found.get("streamed"):
         for key, name in (("fixed-point", "fixed point"), ("adamw", "an epoch of Algorithm 1")):
             rows.append((f"{name}, in blocks within {mib(e['memory'])}", e[key], ""))
-    if e := found.get("self_retrieval"):
-        what = f"self-retrieval, {e['examples']:,} examples, {e['groups']} groups, within {mib(e['memory'])}"
+    if e := found.get("without_queries"):
+        what = f"without queries, {e['examples']:,} examples, {e['groups']} groups, within {mib(e['memory'])}"
         rows.append((what, e, ""))
     return table(
         "| time | memory |",

@@ -13,7 +13,7 @@ torch.set_num_threads(1)  # models and matrices of tests are small: a second thr
 # They take longest: begun first, none of them keeps one core waiting at the end.
 LONG = [
     "index/test_ray.py", "docs/test_docs_code.py", "index/test_build_processes.py", "plan/test_plan.py",
-    "ui/test_demo.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
+    "ui/test_demo.py", "plan/test_plan_command.py", "index/test_label_free.py",
     "index/test_index_kill.py", "gradients/test_huggingface.py", "index/test_segments_faults.py", "test_faults.py",
     "ui/explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py",
     "evaluate/test_bank_workers.py", "parallel/test_processes.py",

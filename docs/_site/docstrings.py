@@ -13,11 +13,7 @@ MADE = {  # by functions and methods, never by their users: how they are made is
         "unde.scoring.top.Top",
         "unde.index.token_scores.TokenScores",
     ),
-    *(
-        "unde.index.query_features.QueryFeatures",
-        "unde.index.retrieval_curve.Trust",
-        "unde.index.retrieval_curve.Curve",
-    ),
+    "unde.index.query_features.QueryFeatures",
     *(
         "unde.store.verify_report.VerifyReport",
         "unde.plan.Plan",

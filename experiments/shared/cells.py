@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.shared import banks
+from experiments.shared import banks, digits
 from experiments.shared.models import kept
 from experiments.shared.paths import RUNS
 from unde import Index
@@ -26,7 +26,6 @@ from unde.methods import DAS, DTRAK, EKFAC, PROJECTION, TRAK, Damped, JourneyTRA
 from unde.scoring import GroupScores
 from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
-from unde.ui.demo import digits
 
 DAMPING = 0.1  # of the study `label_free`
 # The paper's methods on projected features, at the default damping of the kind of task; the study `lds` sweeps it

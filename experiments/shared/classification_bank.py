@@ -1,6 +1,6 @@
 """Models retrained on random halves of 4,000 MNIST digits or CIFAR-10 images, for four banks.
 
-MNIST digits are trained on as `unde.ui.demo.digits.train` does, all drawn from the seed; CIFAR-10 images as
+MNIST digits are trained on as `experiments.shared.digits.train` does, all drawn from the seed; CIFAR-10 images as
 `cifar10.train` does, from the same initial weights.
 """
 
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from experiments.shared import cifar10
+from experiments.shared import cifar10, digits
 from experiments.shared.banks import Recipe
 from unde.evaluate import TrainingSpec
 from unde.tasks import Classification
-from unde.ui.demo import digits
 
 Pair = tuple[Tensor, Tensor]
 SUBSETS = {"mnist-resnet": 100}  # 100 in the paper, else 64

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from experiments.shared.digits import digits
 from unde.evaluate import TrainingSpec
 from unde.integrations import require
 from unde.integrations.quanda import explainer
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
-from unde.ui.demo.digits import digits
 
 SEEDS, WRONG = 1, 0.1
 K16 = "kron(16)"

@@ -22,7 +22,7 @@ from experiments.shared.cells import Cell
 from experiments.shared.paths import RESULTS, RUNS, write_json
 from unde import Index
 from unde.evaluate import paired
-from unde.index.self_retrieval import EXAMPLES, Copier, Retrieval
+from unde.index.label_free import EXAMPLES, Copier, Retrieval
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
 from unde.weights.contributions import Contributions

@@ -32,7 +32,7 @@ TRAININGS = 5
 def data_of(variant: str) -> tuple[Any, Callable[..., nn.Module]]:
     """Images with wrong labels among them, and how a model is trained on them."""
     if variant == "mnist":
-        from unde.ui.demo import digits
+        from experiments.shared import digits
 
         return digits.digits(digits.CORRUPTED), digits.train
     from experiments.shared import cifar10

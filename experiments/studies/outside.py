@@ -52,7 +52,7 @@ def run(variant: str) -> dict[str, Any]:
 
 @cache
 def roles() -> tuple[tuple[Tensor, Tensor], ...]:
-    from unde.ui.demo.digits import digits
+    from experiments.shared.digits import digits
 
     d = digits()
     return tuple(((x.flatten(1) - 0.1307) / 0.3081, y) for x, y in (d.train, d.learn, d.evaluate))

@@ -63,8 +63,7 @@ def mlp() -> nn.Module:
 
 
 def recipe(variant: str) -> Recipe:
-    from experiments.shared import cifar10
-    from unde.ui.demo import digits
+    from experiments.shared import cifar10, digits
 
     states = ("unfitted", "fitted", "memorised")
 

@@ -34,10 +34,8 @@ def alike(a, b, *, within):
 @pytest.mark.parametrize("architecture", ["resnet", "vit"])
 @pytest.mark.parametrize(("data_set", "shape"), [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))])
 def test_images(data_set, shape, architecture, monkeypatch):
-    from experiments.shared import cifar10
+    from experiments.shared import cifar10, digits
     from experiments.shared.classification_bank import training
-
-    from unde.ui.demo import digits
 
     source = digits if data_set == "mnist" else cifar10
     make, _, lr, decay = source.RECIPES[architecture]

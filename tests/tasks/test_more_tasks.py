@@ -150,7 +150,7 @@ def test_an_index_of_texts_that_are_hidden_here(tmp_path):
     torch.testing.assert_close(index.score([data[6]]).total()[0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_self_retrieval_of_texts_that_are_hidden_here(tmp_path):
+def test_label_free_of_texts_that_are_hidden_here(tmp_path):
     """Copies bring the labels that their originals get when they are measured."""
     model, task = made(encoder("Bert", "MaskedLM")), MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL)
     data = [example(8 + i % 4, i) for i in range(130)]

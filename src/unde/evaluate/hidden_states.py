@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
+from unde.devices import device_of
 from unde.errors import UndeError, require_positive, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
@@ -185,7 +186,7 @@ def representation_similarity(
         raise unknown("layer", layer, names if len(names) <= _SHORT_LIST else near or names[:_SHORT_LIST])
 
     def features(rows: Rows, r: range) -> Tensor:
-        batch = to_device(rows.batch(r), _device(model))
+        batch = to_device(rows.batch(r), device_of(model))
         task.loss(model, batch)
         if not calls:
             raise UndeError(
@@ -233,7 +234,7 @@ def representation_distance(
     module = encoder if isinstance(encoder, nn.Module) else nn.Identity()
 
     def features(rows: Rows, r: range) -> Tensor:
-        batch = to_device(rows.batch(r), _device(module)) if module is encoder else rows.batch(r)
+        batch = to_device(rows.batch(r), device_of(module)) if module is encoder else rows.batch(r)
         return _features(encoder(batch), "the encoder", batch, len(r))
 
     with frozen_eval(module), torch.no_grad():
@@ -301,10 +302,6 @@ def _pool(x: Tensor, mask: Tensor | None, channels_second: bool) -> Tensor:
         return x.flatten(1, -2).mean(1)
     tokens = (mask != 0).to(x.dtype).unsqueeze(2)  # (B, T, 1)
     return (x * tokens).sum(1) / tokens.sum(1).clamp(min=1)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _ranges(rows: Rows, step: int) -> list[range]:

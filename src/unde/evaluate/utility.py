@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, choose_collate, to_device
+from unde.devices import device_of
 from unde.gradients.model_state import frozen_eval
 from unde.tasks import Task
 
@@ -39,8 +40,7 @@ class QueryUtility:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Tensor:
-        first = next(iter(model.parameters()), None)
-        device = torch.device("cpu") if first is None else first.device
+        device = device_of(model)
         cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
         with frozen_eval(model):
             parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]

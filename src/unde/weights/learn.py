@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -136,8 +135,7 @@ def check_scores(scores: Any) -> ResolvedScores:
 
 
 def _learn(source: ResolvedScores, settings: Settings, positives: Positives | None) -> Weights:
-    if settings.k == K > source.shape[1]:  # the default
-        settings = replace(settings, k=source.shape[1])
+    settings = settings.with_default_k(source.shape[1])
     settings.check(source)
     known = _check_positives(source, settings.objective, positives)
     settings.warn()

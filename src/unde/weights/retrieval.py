@@ -1,7 +1,7 @@
-"""Self-retrieval: weights with which a perturbed training example finds itself.
+"""Weights from perturbed training examples: by Algorithm 1 with the copies as queries, or by self-retrieval.
 
 The paper's objective takes the top k of a query for true. Of a perturbed copy q′ of training example n the truth is
-known: n. So k goes, and queries go; what is maximised over w ≥ 0 is
+known: n. Self-retrieval needs no k; what it maximises over w ≥ 0 is
 
     mean over copies of  score(q′, n; w) / ‖scores(q′, ·; w)‖
 
@@ -25,7 +25,7 @@ from unde.devices import put
 from unde.weights.contributions import Contributions
 from unde.weights.objective import WeightProblem
 from unde.weights.protocol import ResolvedScores
-from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, K, Settings, fit
+from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
 
 TARGET = 0.25  # the share that the unweighted method should find
 
@@ -61,7 +61,7 @@ class Copies:
 
     def learn_top(self, seed: int = 0) -> Tensor:
         """(M,) weights by Algorithm 1 with the copies as queries, whose originals it is not told."""
-        settings = Settings(min(K, self._data.examples), seed=seed)
+        settings = Settings(seed=seed).with_default_k(self._data.examples)
         problem = WeightProblem(self._data, self._problem.queries, settings.k, settings.objective)
         return fit([problem], [settings])[0].weights.float()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unde import console
 from unde.errors import UndeError, unknown
@@ -35,6 +35,10 @@ class Settings:
     noise: float = 0.0
     penalty: float = 0.0
     seed: int = 0
+
+    def with_default_k(self, examples: int) -> Settings:
+        """The same; of fewer training examples than the default k, k is all of them."""
+        return replace(self, k=examples) if self.k == K > examples else self
 
     def check(self, source: ResolvedScores) -> None:
         """Raise what is wrong with these settings for the scores of `source`."""

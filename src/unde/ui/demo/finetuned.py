@@ -62,8 +62,8 @@ def digits(seed: int = 0) -> DigitRoles:
     )
 
 
-def vit(seed: int = 0) -> nn.Module:
-    """A vision transformer of 75 thousand parameters: 3 layers, 16 patches and a class token."""
+def vit() -> nn.Module:
+    """A vision transformer of 76 thousand parameters: 3 layers, 16 patches and a class token."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     transformers: Any = require("transformers", "unde[examples]")
     config = transformers.ViTConfig(
@@ -79,9 +79,7 @@ def vit(seed: int = 0) -> nn.Module:
         attention_probs_dropout_prob=0.0,
         num_labels=10,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return transformers.ViTForImageClassification(config)
+    return transformers.ViTForImageClassification(config)
 
 
 def loss(model: nn.Module, batch: Labelled) -> Tensor:
@@ -92,7 +90,7 @@ def loss(model: nn.Module, batch: Labelled) -> Tensor:
 def pretraining(data: DigitRoles) -> TrainingSpec:
     """Train from scratch on the digits 0 to 4."""
     return TrainingSpec(
-        model=vit, data=data.pretrain, loss=loss, optimizer=_adam(3e-3), epochs=PRETRAIN_EPOCHS
+        model=lambda seed: vit(), data=data.pretrain, loss=loss, optimizer=_adam(3e-3), epochs=PRETRAIN_EPOCHS
     )
 
 

