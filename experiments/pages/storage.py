@@ -18,21 +18,10 @@ def _names(found: dict[str, dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda store: fmean(_smaller(found, store)))
 
 
-def _cells(found: dict[str, dict[str, Any]], store: str, form: str = "") -> dict[str, list[dict[str, Any]]]:
-    """{bank: what was found for its methods}: as they are, or with kernels from singular vectors."""
-    out = {}
-    for bank, result in found.items():
-        rows = result["stores"].get(store, {"methods": {}})["methods"].items()
-        out[bank] = [row for name, row in rows if _form(name) == form]
-    return {bank: rows for bank, rows in out.items() if rows}
-
-
-def _form(name: str) -> str:
-    """
-    >>> _form("TRAK svd(256)"), _form("TRAK")
-    ('svd(256)', '')
-    """
-    return name.partition(" ")[2]
+def _cells(found: dict[str, dict[str, Any]], store: str) -> dict[str, list[dict[str, Any]]]:
+    """{bank: what was found for its methods}"""
+    rows = {bank: result["stores"].get(store, {"methods": {}})["methods"] for bank, result in found.items()}
+    return {bank: [*of.values()] for bank, of in rows.items() if of}
 
 
 def _pooled(cells: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -78,26 +67,6 @@ def storage_table(book: Book) -> str:
     return table(head, rows)
 
 
-def kernel_table(book: Book) -> str:
-    found = book.results("storage", BANKS)
-    if not found:
-        return book.missing([f"storage_{bank}" for bank in BANKS])
-    rows = []
-    for store in _names(found):
-        forms = sorted(
-            {
-                _form(name)
-                for result in found.values()
-                for name in result["stores"].get(store, {"methods": {}})["methods"]
-                if _form(name)
-            },
-            key=lambda form: (len(form), form),
-        )
-        rows += [[f"`{store}`", f"`{form}`", *_pooled(_cells(found, store, form))[:4]] for form in forms]
-    head = ["features in", "kernel", "cells", "difference of LDS, points", "worst cell", "error of scores"]
-    return table(head, rows)
-
-
 def cells_table(book: Book) -> str:
     """Cell by cell, the difference of LDS and in brackets the error of scores."""
     found = book.results("storage", BANKS)
@@ -105,7 +74,7 @@ def cells_table(book: Book) -> str:
     cells = []
     for bank, result in found.items():
         stores = {s: r["methods"] for s, r in result["stores"].items()}
-        for method in (name for name in stores[USUAL] if not _form(name)):
+        for method in stores[USUAL]:
             cells.append(
                 [f"{BANKS[bank].name}, {method}", *(_shown(stores.get(s, {}).get(method)) for s in names)]
             )
@@ -121,4 +90,4 @@ def _shown(row: dict[str, Any] | None) -> str:
     return f"{number(100 * d['mean'], sign=True)} ± {100 * half_width(d):.2f} [{100 * row['error']:.2g} %]"
 
 
-PARTS = {"storage": storage_table, "storage_kernels": kernel_table, "storage_cells": cells_table}
+PARTS = {"storage": storage_table, "storage_cells": cells_table}

@@ -4,7 +4,7 @@ Every index in float32 is repacked, not computed again, and every method of the 
 LDS are paired by query with those from float32, over the same draws of retrained models. "error" is relative to the
 norm of a query's scores (median), "spearman" their rank correlation, "shared" the share of the ten best examples that
 stay the same. "recall" is that of the ten best where contributors are known: images of the query's class, robots that
-show what it names. Rows "… svd(t)" have a kernel from t singular vectors. Stores "matrices, …" are without biases and
+show what it names. Stores "matrices, …" are without biases and
 norms, as an index built with `exclude=` is: vectors are of no low rank, and most of what factored(1) keeps.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from experiments.shared.sweep import EVERY_BANK
 from unde import Index, UndeError
 from unde.evaluate import Estimate, paired, recall_at_k
 from unde.index import QueryFeatures
-from unde.methods import TRAK, Method
+from unde.methods import Method
 
 PAPER = ""
 VARIANTS = EVERY_BANK
@@ -43,7 +43,6 @@ STORES = (
     "factored(4)",
     *(f"{MATRICES}{s}" for s in ("int4", "factored(2)", "factored(1)", "factored(4)", "float32")),
 )
-FORMS = {USUAL: ("svd(256)",), "factored(1)": ("svd(256)",)}
 K = 10
 DRAWS = 200  # of retrained models: there are many estimates, and their intervals need few digits
 
@@ -52,7 +51,7 @@ def run(variant: str) -> dict[str, Any]:
     return measured(variant, (USUAL, *STORES))
 
 
-def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[str, Any]:
+def measured(variant: str, stores: Sequence[str]) -> dict[str, Any]:
     """What is known of a bank, row by row: what an interrupted run has found is not computed again."""
     cell = cells.get(variant)
     path = RUNS / f"storage-{variant}.json"
@@ -62,8 +61,8 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
         row = found.setdefault(store, {"bytes": {}, "methods": {}})
         with tempfile.TemporaryDirectory(prefix="storage-") as folder:
             held: dict[str, Index] = {}
-            for name, form, method in _asked(cell, store, forms):
-                if f"{name}{form}" in row["methods"]:
+            for name, method in cell.methods.items():
+                if name in row["methods"]:
                     continue
                 measure = method.measure
                 if measure not in held:
@@ -71,21 +70,12 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
                     held[measure] = given if packed == USUAL else given.repack(Path(folder, measure), packed)
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
-                made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method, store)
+                made = row["methods"][name] = judge(name, held[measure], method, store)
                 path.write_text(json.dumps(found))
-                print(variant, store, f"{name}{form}", _brief(made), flush=True)
+                print(variant, store, name, _brief(made), flush=True)
     m = judge.index(next(iter(cell.methods.values()))).manifest
     rows = {s: found[s] | {"bytes": float(np.mean([*found[s]["bytes"].values()]))} for s in stores}
     return {"stores": rows, "examples": m.examples, "width": m.width}
-
-
-def _asked(cell: Cell, store: str, forms: bool) -> Iterator[tuple[str, str, Method]]:
-    """Every method, and with a kernel from singular vectors where that is tried."""
-    for name, method in cell.methods.items():
-        yield name, "", method
-        if isinstance(method, TRAK) and forms:
-            for form in FORMS.get(store, ()):
-                yield name, f" {form}", replace(method, form=form)
 
 
 class _Judge:

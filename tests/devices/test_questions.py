@@ -35,7 +35,6 @@ METHODS = {
     "diagonal": (TracIn(projection="none", metric="diagonal"), {}),
     "trak": (TRAK(projection="none"), {}),
     "dual": (TRAK(projection="none", form="dual"), {}),
-    "svd": (TRAK(projection="none", form="svd(4)"), {}),
     "logra": (LoGRA(projection="kron(4)"), {}),
     "ekfac": (EKFAC(projection="kron(4)"), {}),
     "whole": (EKFAC(projection="none"), {}),

@@ -3,7 +3,7 @@
 import json
 
 from experiments.pages.book import Book
-from experiments.pages.storage import kernel_table, storage_table
+from experiments.pages.storage import storage_table
 
 from experiments import tables
 
@@ -18,10 +18,7 @@ def book(tmp_path):
     refused = {"refused": "at λ = 0.1 the rounding …"}
     for bank, (a, b) in {"mnist-resnet": (0.001, -0.003), "robots": (0.002, 0.004)}.items():
         stores = {
-            "float32": {
-                "bytes": 400.0,
-                "methods": {"TracIn": row(0), "TRAK": row(0), "TRAK svd(256)": row(a)},
-            },
+            "float32": {"bytes": 400.0, "methods": {"TracIn": row(0), "TRAK": row(0)}},
             "int4": {"bytes": 50.0, "methods": {"TracIn": row(a), "TRAK": refused}},
             "int8": {"bytes": 100.0, "methods": {"TracIn": row(a), "TRAK": row(b)}},
         }
@@ -45,12 +42,6 @@ def test_pooled_over_banks(tmp_path):
     assert found["int8"][4:] == ["2 %", "90.0 %", "50.0"]
     assert found["int4"][0] == "8.0 (8.0 to 8.0)"
     assert found["int4"][2] == "+0.15 ± 0.07 (2 of 4 refused)"
-
-
-def test_kernels_have_a_table_of_their_own(tmp_path):
-    assert kernel_table(book(tmp_path)).splitlines()[2:] == [
-        "| `float32` | `svd(256)` | 2 in 2 banks | +0.15 ± 0.07 | +0.10 | 2 % |"
-    ]
 
 
 def test_a_page_says_what_is_refused_and_missing(tmp_path):

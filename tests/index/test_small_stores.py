@@ -11,7 +11,7 @@ from unde import Groups, Index, UndeError
 from unde.index import builder as settle
 from unde.kernels import FeatureLayout, Gram
 from unde.kernels.trak import Primal
-from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
+from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store.shards import read_shard
 from unde.tasks import Classification
 
@@ -65,41 +65,6 @@ def test_scores_are_those_of_what_is_stored(tmp_path, dtype, method):
     rel = 0.1 if rounded and 0.1 * size > 1e-3 else 1e-4
     assert index.self_influence().numpy() == pytest.approx(own, rel=rel, abs=1e-6)
     assert len(list((index.folder / "kernels").rglob("000000.safetensors"))) == rounded
-
-
-@pytest.mark.parametrize("kind", [TRAK, DAS])
-def test_a_kernel_from_all_singular_vectors_gives_the_scores_of_the_exact_one(tmp_path, kind):
-    class Task(Classification):
-        def measure(self, model, batch, *, name="loss", ids=None):
-            loss = self.loss(model, batch)
-            return loss if name in ("loss", "mean") else loss.detach() ** 2
-
-    index = toy.build(tmp_path / "i", 40, method=kind(projection="none"), task=Task())
-    exact = index.score(QUERIES)
-    before = len(list((index.folder / "kernels").rglob("000000.safetensors")))
-    scores = index.score(QUERIES, kind(projection="none", form="svd(500)"))
-    torch.testing.assert_close(scores.total(), exact.total(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(scores.by_group(), exact.by_group(), rtol=1e-4, atol=1e-4)
-    assert len(list((index.folder / "kernels").rglob("000000.safetensors"))) == before  # no K g(n)
-
-
-def test_some_singular_vectors_come_close_and_contributions_add_up(tmp_path):
-    index = toy.build(tmp_path / "i", 40, method=TRAK(projection="none"))
-    exact = index.score(QUERIES).total()
-    off = []
-    for rank in (1, 5, 20):
-        scores = index.score(QUERIES, TRAK(form=f"svd({rank})"))
-        total = scores.total()
-        torch.testing.assert_close(scores.by_group().sum(2), total, rtol=1e-4, atol=1e-4)
-        off.append(float((total - exact).norm() / exact.norm()))
-    assert off[0] > off[1] > off[2] and off[2] < 0.2
-
-
-def test_forms_have_names(tmp_path):
-    with pytest.raises(UndeError, match=r"unknown form 'svd': expected one of 'auto', .*'svd\(256\)'"):
-        TRAK(form="svd")
-    index = toy.build(tmp_path / "i", method=TRAK(form="svd(7)", projection="kron(3)"))
-    assert toy.reopen(index).method.form == "svd(7)"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", *SMALL])

@@ -45,7 +45,6 @@ def source():
     [
         methods.TRAK(projection="none", form="primal"),
         methods.TRAK(projection="none", form="dual"),
-        methods.TRAK(projection="none", form="svd(20)"),
         methods.LoGRA(projection="none"),
         methods.EKFAC(projection="none"),
     ],

@@ -266,7 +266,6 @@ def test_bad_arguments(options, words):
     [
         methods.TRAK(projection="kron(4)", form="primal"),
         methods.TRAK(projection="kron(4)", form="dual"),
-        methods.TRAK(projection="kron(4)", form="svd(20)"),
         methods.LoGRA(projection="kron(4)"),
         methods.EKFAC(projection="kron(4)"),
     ],

@@ -3,12 +3,11 @@
 primal   Φ (ΦᵀΦ + λI)⁻¹       a D × D inverse
 dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
 
-Layer by layer it is the kernel of LoGRA (`logra`); from leading singular vectors, `low_rank`.
+Layer by layer it is the kernel of LoGRA (`logra`).
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,16 +32,15 @@ from unde.kernels.base import (
     read,
 )
 from unde.kernels.logra import LayerBlocks
-from unde.kernels.low_rank import LowRankGram
 
 SMALL = 128  # rows of a kernel up to which all is done in float64, since it costs nothing
 
 
 @dataclass(frozen=True)
 class Gram:
-    """`form` is "primal", "dual" or "auto", the smaller, or "svd(256)", from so many singular vectors; `blocks` is
-    "full", or "layer" as LoGRA has it. `damping_scope` is what relative damping of layers is a multiple of: the mean
-    diagonal of each "layer", or of the whole "model"."""
+    """`form` is "primal", "dual" or "auto", the smaller; `blocks` is "full", or "layer" as LoGRA has it.
+    `damping_scope` is what relative damping of layers is a multiple of: the mean diagonal of each "layer", or of the
+    whole "model"."""
 
     damping: float
     relative: bool = True
@@ -54,22 +52,8 @@ class Gram:
     def bind(self, sizes: FeatureLayout) -> BoundKernel:
         if self.blocks == "layer":
             return LayerBlocks(sizes, self.damping, self.relative, self.damping_scope)
-        if (rank := svd_rank(self.form)) is not None:
-            return LowRankGram(sizes, self.damping, self.relative, rank)
         primal = self.form == "primal" or (self.form == "auto" and sizes.width <= sizes.examples)
         return (Primal if primal else Dual)(sizes, self.damping, self.relative)
-
-
-def svd_rank(form: str) -> int | None:
-    """t of "svd(t)"; None of other forms.
-
-    >>> svd_rank("svd(256)"), svd_rank("dual")
-    (256, None)
-    """
-    match = re.fullmatch(r"svd\(([0-9]{1,9})\)", form)
-    if match is not None and int(match[1]) < 1:
-        raise UndeError(f"form {form!r}: expected at least one singular vector, as in 'svd(256)'")
-    return None if match is None else int(match[1])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from unde.errors import UndeError, unknown
 from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
-from unde.kernels.trak import svd_rank
 from unde.methods.base import OMIT_IF, FinalContext, Method
 from unde.projection import MATRICES, Spec
 
@@ -146,8 +145,7 @@ class TRAK(Damped):
     """TRAK with the loss as output function.
 
     Args:
-        form: "primal", "dual", or "auto": the smaller; or "svd(256)": from so many singular vectors of the features,
-            without a matrix of their width or number squared.
+        form: "primal", "dual", or "auto": the smaller.
         fisher: Gradients that K is made of. "empirical": those of the training labels. "sampled": one label drawn
             from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
             for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs. "auto": that of
@@ -166,8 +164,8 @@ class TRAK(Damped):
                 f"fisher={self.fisher!r} of {type(self).__name__}: the Fisher information is that of the loss alone, "
                 "use fisher='empirical'"
             )
-        if self.form not in ("auto", "primal", "dual") and svd_rank(self.form) is None:
-            raise unknown("form", self.form, ("auto", "primal", "dual", "svd(256)"))
+        if self.form not in ("auto", "primal", "dual"):
+            raise unknown("form", self.form, ("auto", "primal", "dual"))
 
     @property
     def kernel(self) -> Kernel:
