@@ -12,7 +12,8 @@ all parameters share one scale and learned weights need not undo the projection.
     dense(k)    k full random directions, entries normal or Rademacher
 
 A parameter that has no more entries than its feature would have passes unprojected. The random numbers are
-drawn with a counter-based generator keyed by (seed, parameter name, side, version). pca alone is not random,
+drawn with a counter-based generator keyed by (seed, parameter name, side, version); the seed of each further
+checkpoint of an index is derived from that of the index (`checkpoint_seed`). pca alone is not random,
 and so not unbiased: what its directions leave out is lost. Whitening turns both sides of a gradient by orthogonal
 matrices (`rows`, `cols`) that are given.
 
@@ -257,6 +258,18 @@ def two_sides(spec: Spec, shape: tuple[int, ...]) -> tuple[int, int]:
     if spec.kind in WHOLE or rows * cols <= spec.size**2:
         return rows, cols
     return min(rows, spec.size), min(cols, spec.size)
+
+
+def checkpoint_seed(seed: int, checkpoint: int) -> int:
+    """The seed of the projections under a checkpoint, so that the errors of several average out; `seed` for the first.
+
+    >>> checkpoint_seed(7, 0), checkpoint_seed(7, 1) == checkpoint_seed(7, 2)
+    (7, False)
+    """
+    if checkpoint == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}\0{checkpoint}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _generator(seed: int, name: str, side: str) -> np.random.Philox:

@@ -78,6 +78,7 @@ class BuildSettings:
     batch_size: int | None = None
     workers: int = 0  # processes that read the data
     overwrite: bool = False
+    per_checkpoint: bool = True  # random projections, in a new index
 
     def pass_memory(self, inputs: ModelInputs, executor: Executor) -> int:
         """Bytes that a pass may take where the model is; workers on one device share it, each with its own model."""
@@ -144,10 +145,10 @@ def _begin_or_resume(
     names, partition, scales = settings.check(inputs, method)
     there = (folder / layout.MANIFEST).exists() and not replacing
     existing = Manifest.read(folder) if there else None
-    kind = device_of(inputs.model).type
-    new = ResolvedSettings(
-        0, 0, settings.threads or torch.get_num_threads(), device=None if kind == "cpu" else kind
-    )
+    kind, spec = device_of(inputs.model).type, Spec.parse(str(method.projection))
+    drawn = settings.per_checkpoint and len(inputs.models) > 1 and spec.kind not in WHOLE
+    device, threads = None if kind == "cpu" else kind, settings.threads or torch.get_num_threads()
+    new = ResolvedSettings(0, 0, threads, device=device, per_checkpoint=drawn)
     wanted = draft_manifest(
         method,
         inputs.task,
@@ -175,7 +176,6 @@ def _begin_or_resume(
         torch_threads(wanted.resolved.threads),
         raise_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
-        spec = Spec.parse(str(method.projection))
         matrices: dict[str, Tensor] = {}
         if scales or spec.kind == "pca" or method.whitened or (existing is not None and existing.matrices):
             wanted, matrices = pca.resolve(folder, inputs, names, scales, pass_memory, wanted, existing)
@@ -307,9 +307,8 @@ def build(
     if method.probe is not None:
         homes.append(_fisher_home(folder, inputs, method.probe))  # raises before anything is written
     writers = _build_homes(homes, folder, inputs, settings, executor, progress)
-    unfinished = 0
-    if not executor.exclusive:
-        unfinished = sum(not exists(path) for writer in writers for path in writer.reader.paths.values())
+    paths = [] if executor.exclusive else [p for w in writers for p in w.reader.paths.values()]
+    unfinished = sum(not exists(path) for path in paths)
     inputs = writers[0].inputs
     return IndexState(
         IndexReader(folder, Manifest.read(folder), settings.memory),
@@ -372,6 +371,8 @@ def _build_homes(
     writers = []
     for home, method in homes:
         layout.prepare(home)
+        if home != folder:  # the kernel of one is applied to features of the other
+            settings = replace(settings, per_checkpoint=Manifest.read(folder).resolved.per_checkpoint)
         with ExitStack() as lock:
             lock.enter_context(locked(home, wait=not executor.exclusive))
             clear_partial(home)

@@ -34,6 +34,7 @@ from unde.index.query_features import BadQuery, QueryFeatures
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import ModelInputs
+from unde.projection import checkpoint_seed
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -75,6 +76,7 @@ class FeatureRunner:
         self.executor, self._watch = executor, watch
         self._pass: tuple[int, FeaturePass, ExitStack] | None = None
         self._coverage: dict[int, Coverage] = {}
+        self._drawn: tuple[int, list[Unit]] | None = None  # units of the last checkpoint but the first
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("folder", "manifest", "inputs")}
@@ -89,9 +91,24 @@ class FeatureRunner:
 
     @cached_property
     def units(self) -> list[Unit]:
+        """The units under the first checkpoint."""
+        return self._make_units(0)
+
+    def units_at(self, c: int) -> list[Unit]:
+        """The units under checkpoint or step c."""
+        at = self._checkpoint(c)
+        if at == 0 or not self.manifest.resolved.per_checkpoint:
+            return self.units
+        if self._drawn is None or self._drawn[0] != at:
+            self._drawn = None
+            self._drawn = (at, self._make_units(at))
+        return self._drawn[1]
+
+    def _make_units(self, checkpoint: int) -> list[Unit]:
         m = self.manifest
         matrices = pca.read(pca.home(self.folder), m)
-        units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), m.seed, matrices)
+        seed = checkpoint_seed(m.seed, checkpoint)
+        units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), seed, matrices)
         if [u.columns for u in units] != m.columns:
             raise UndeError(f"the manifest of {self.folder} contradicts itself: build the index again")
         return units
@@ -104,10 +121,12 @@ class FeatureRunner:
 
     def coverage(self, c: int) -> Coverage:
         """How the gradient of each parameter is taken under checkpoint or step c, as the manifest records it."""
-        at, record = self._checkpoint(c), self.manifest.resolved.coverage or []
-        at = min(at, len(record) - 1)
+        record, units = self.manifest.resolved.coverage or [], self.units_at(c)
+        at = min(self._checkpoint(c), len(record) - 1)
+        if units is not self.units:
+            return restore_coverage(record[at], self.inputs.model, units)
         if at not in self._coverage:
-            self._coverage[at] = restore_coverage(record[at], self.inputs.model, self.units)
+            self._coverage[at] = restore_coverage(record[at], self.inputs.model, units)
         return self._coverage[at]
 
     def open_pass(self, c: int, patch: Patch = nullcontext, factors: bool = True) -> FeaturePass:
@@ -121,7 +140,7 @@ class FeatureRunner:
                 stack.enter_context(load_checkpoint(model, self.inputs.checkpoints, self._checkpoint(c)))
             stack.enter_context(patch(model))
             task = task_at_step(set_rows(self.inputs.task, self.manifest.resolved.rows), method, c)
-            what = replace(self.measurement, measure=method.measure_of(c))
+            what = replace(self.measurement, units=self.units_at(c), measure=method.measure_of(c))
             what = what if factors else replace(what, factors=None)
             run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c)))
             self._pass = (c, run, stack.pop_all())

@@ -366,6 +366,8 @@ def _check_alike(first: IndexReader, other: IndexReader) -> None:
     differ += differences(a.task, b.task)
     if a.resolved.coverage != b.resolved.coverage:
         differ.append("which way parameters go")
+    if a.resolved.per_checkpoint != b.resolved.per_checkpoint:
+        differ.append("whether checkpoints share their random projections")
     if bool(a.ids) != bool(b.ids):
         differ.append(
             f"the ids ({'some' if a.ids else 'none'} there, {'some' if b.ids else 'none'} {_OTHER})"

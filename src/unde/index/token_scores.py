@@ -72,16 +72,16 @@ class TokenScores:
             self.runner.check_model()
             for c, directions in enumerate(self.directions):
                 with load_checkpoint(model, checkpoints, c):
-                    total = total + self._along(directions[q].to(device, dtype), batch).cpu().double()
+                    total = total + self._along(c, directions[q].to(device, dtype), batch).cpu().double()
         return self._finish(q, example, total)
 
-    def _along(self, direction: Tensor, batch: Any) -> Tensor:
+    def _along(self, c: int, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
         model: Any = self.runner.inputs.model
         named = dict(model.named_parameters())
         tangents = {
             u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
-            for u in self.runner.units
+            for u in self.runner.units_at(c)
         }
         wrapped = _TokenLosses(model, self.runner.inputs.task)
 

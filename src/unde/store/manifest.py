@@ -26,6 +26,12 @@ _COPIED = {MERGE: "merged from", REPACK: "repacked from"}
 _FILES = 10**9  # numbers that names of shards have room for
 
 
+_LATER = (
+    "device",
+    "per_checkpoint",
+)  # fields of `ResolvedSettings` that are left out at their default, so that ids are stable
+
+
 @dataclass(frozen=True)
 class ResolvedSettings:
     """Sizes and choices that the last bits of features depend on: decided by the first build, read by later ones."""
@@ -37,6 +43,7 @@ class ResolvedSettings:
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
     device: str | None = None  # the kind of device that computed; None: the CPU
+    per_checkpoint: bool = False  # whether each checkpoint has other random projections
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        resolved = {k: v for k, v in vars(self.resolved).items() if k != "device" or v is not None}
+        resolved = {k: v for k, v in vars(self.resolved).items() if k not in _LATER or v}
         out = request_fields(self) | {"resolved": resolved}
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 

@@ -71,6 +71,8 @@ def _check_resolved(resolved: Mapping[str, Any], examples: int, terms: int) -> N
         )
     if not isinstance(resolved.get("device"), str | None):
         raise ValueError("the device is no name")
+    if type(resolved.get("per_checkpoint", False)) is not bool:
+        raise ValueError("per_checkpoint is neither true nor false")
     coverage, directions = resolved["coverage"], resolved["directions"]
     if coverage is not None and len(_list("coverage", coverage, dict)) not in range(1, terms + 1):
         raise ValueError(f"{len(coverage)} coverages for {terms} checkpoints")
