@@ -49,7 +49,7 @@ def ensembles(book: Book) -> str:
         rows += [[f"{name}: {method}", *(shown(e[method], digits=1) for e in sizes)] for method in sizes[0]]
         trak = PUBLISHED[kind]["TRAK"]
         rows.append([f"{name}: *TRAK, published by dattri*", *(number(100 * v, 1) for v in trak)])
-    head = ["kron(16), damping 0.1", *(f"{n} model{'s' * (n > 1)}" for n in ENSEMBLES)]
+    head = ["kron(16), damping 0.1, unless stated", *(f"{n} model{'s' * (n > 1)}" for n in ENSEMBLES)]
     return "\n\n".join(filter(None, [table(head, rows) if rows else "", book.missing(missing)]))
 
 

