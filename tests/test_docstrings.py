@@ -11,7 +11,7 @@ OWNERS = {
     "unde": (unde, "learn_weights select"),
     "unde.Index": (
         unde.Index,
-        "build open finish merge plan verify append remove repack features score learn_weights calibrate "
+        "build open finish merge plan verify append remove features score learn_weights calibrate "
         "self_influence audit_labels diagnose add_fisher",
     ),
     "unde.GroupScores": (unde.GroupScores, "total top regroup rescore"),

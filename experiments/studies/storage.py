@@ -1,17 +1,15 @@
 """What smaller stores cost: bytes of an example against LDS, Recall and the error of scores.
 
-Every index in float32 is repacked, not computed again, and every method of the bank is scored from it. Differences of
-LDS are paired by query with those from float32, over the same draws of retrained models. "error" is relative to the
+Every index is built in float32 and in int8, and every method of the bank is scored from both. Differences of LDS are
+paired by query with those from float32, over the same draws of retrained models. "error" is relative to the
 norm of a query's scores (median), "spearman" their rank correlation, "shared" the share of the ten best examples that
 stay the same. "recall" is that of the ten best where contributors are known: images of the query's class, robots that
-show what it names. Stores "matrices, …" are without biases and
-norms, as an index built with `exclude=` is: vectors are of no low rank, and most of what factored(1) keeps.
+show what it names.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,20 +27,12 @@ from experiments.shared.paths import RUNS
 from experiments.shared.sweep import EVERY_BANK
 from unde import Index, UndeError
 from unde.evaluate import Estimate, paired, recall_at_k
-from unde.index import QueryFeatures
 from unde.methods import Method
 
 PAPER = ""
 VARIANTS = EVERY_BANK
 USUAL = "float32"
-MATRICES = "matrices, "
-STORES = (
-    "int8",
-    "int4",
-    "factored(1)",
-    "factored(4)",
-    *(f"{MATRICES}{s}" for s in ("int4", "factored(2)", "factored(1)", "factored(4)", "float32")),
-)
+STORES = ("int8",)
 K = 10
 DRAWS = 200  # of retrained models: there are many estimates, and their intervals need few digits
 
@@ -66,14 +56,13 @@ def measured(variant: str, stores: Sequence[str]) -> dict[str, Any]:
                     continue
                 measure = method.measure
                 if measure not in held:
-                    given, packed = judge.index(method, store), store.removeprefix(MATRICES)
-                    held[measure] = given if packed == USUAL else given.repack(Path(folder, measure), packed)
+                    held[measure] = judge.index(method, store, Path(folder, measure))
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
-                made = row["methods"][name] = judge(name, held[measure], method, store)
+                made = row["methods"][name] = judge(name, held[measure], method)
                 path.write_text(json.dumps(found))
                 print(variant, store, name, _brief(made), flush=True)
-    m = judge.index(next(iter(cell.methods.values()))).manifest
+    m = cell.index_for(next(iter(cell.methods.values()))).manifest
     rows = {s: found[s] | {"bytes": float(np.mean([*found[s]["bytes"].values()]))} for s in stores}
     return {"stores": rows, "examples": m.examples, "width": m.width}
 
@@ -86,27 +75,17 @@ class _Judge:
         self.relevant = _relevant(cell)
         self.truth: dict[str, tuple[Tensor, Estimate]] = {}
 
-    def index(self, method: Method, store: str = USUAL) -> Index:
-        """In float32; for matrices alone, without parameters that are vectors."""
-        if not store.startswith(MATRICES):
+    def index(self, method: Method, store: str, folder: Path) -> Index:
+        if store == USUAL:
             return self.cell.index_for(method)
-        units = self.index(method).manifest.units
-        vectors = [f"^{re.escape(unit['name'])}$" for unit in units if len(unit["shape"]) < 2]
-        folder = RUNS / self.cell.name / method.measure / "matrices"
-        return self.cell.build(folder, self.cell.built_for[method.measure], exclude=vectors)
+        return self.cell.build(folder, self.cell.built_for[method.measure], store_dtype=store)
 
-    def features(self, method: Method, store: str) -> QueryFeatures:
-        if not store.startswith(MATRICES):
-            return self.cell.features(method, "eval")
-        path = self.cell.features_path(method, "eval-matrices")
-        return self.index(method, store).features(self.cell.asked(method, "eval"), path)
-
-    def __call__(self, name: str, index: Index, method: Method, store: str) -> dict[str, Any]:
+    def __call__(self, name: str, index: Index, method: Method) -> dict[str, Any]:
         usual = self.cell.methods[name]
         if name not in self.truth:
-            exact = self.index(usual).score(self.features(usual, USUAL), usual).total()
+            exact = self.cell.index_for(usual).score(self.cell.features(usual, "eval"), usual).total()
             self.truth[name] = exact, self.cell.lds(exact, DRAWS)
-        features = replace(self.features(usual, store), index=index.manifest.lineage)
+        features = replace(self.cell.features(usual, "eval"), index=index.manifest.lineage)
         try:
             total = index.score(features, method).total()
         except UndeError as e:  # rounding would decide the scores

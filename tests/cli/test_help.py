@@ -17,7 +17,7 @@ from unde.index.select import STRATEGIES
 from unde.store import factored
 
 COMMANDS = (
-    *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
+    *("demo", "plan", "build", "finish", "append", "remove", "merge"),
     *("calibrate", "learn", "attribute", "evaluate", "audit", "leaks", "select", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )

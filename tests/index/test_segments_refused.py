@@ -121,7 +121,7 @@ class Other(Classification):
         ({"groups": "tensor"}, r"the groups \(2 there, 4 in the other"),
         (
             {"store_dtype": "float16"},
-            r"store_dtype \('float32' there, 'float16' in the other\)\..* repack one of them first",
+            r"store_dtype \('float32' there, 'float16' in the other\)\.",
         ),
         ({"method": TRAK(projection="kron(3)")}, "method"),
         ({"exclude": ["^2"]}, "the parameters"),

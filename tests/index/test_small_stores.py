@@ -67,55 +67,6 @@ def test_scores_are_those_of_what_is_stored(tmp_path, dtype, method):
     assert len(list((index.folder / "kernels").rglob("000000.safetensors"))) == rounded
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", *SMALL])
-def test_repacked_it_is_what_a_build_would_have_stored(tmp_path, dtype):
-    ids = [f"img{i}" for i in range(22)]
-    options = {"method": TRAK(projection="kron(3)", damping=2.0), "ids": ids}
-    given = toy.build(tmp_path / "i", **options)
-    want = toy.build(tmp_path / "j", **options, store_dtype=dtype)
-    asked, before = given.features(QUERIES), toy.content(tmp_path / "i")
-    got = given.repack(tmp_path / "k", dtype)
-    for a, b in zip(toy.shard_files(got), toy.shard_files(want), strict=True):
-        a, b = read_shard(a, None), read_shard(b, None)
-        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    scores = got.score(asked)  # of the index that it was made of
-    assert torch.equal(scores.total(), want.score(QUERIES).total())
-    assert torch.equal(got.score(QUERIES).total(), scores.total())  # the model is at hand
-    assert (scores.top(2).ids[0][0] in ids, got.manifest.store_dtype) == (True, dtype)
-    assert toy.content(tmp_path / "i") == before and got.verify()
-    assert "repacked from float32" in str(got.manifest.changes.lines)
-    assert torch.equal(toy.reopen(given.repack(tmp_path / "k", dtype)).score(asked).total(), scores.total())
-
-
-def test_a_repacked_index_lives_on(tmp_path):
-    method = EKFAC(projection="kron(3)", fisher="sampled")
-    got = toy.build(tmp_path / "i", method=method).repack(tmp_path / "k", "int8")
-    assert toy.stored(got).fisher("sampled").manifest.store_dtype == "int8"
-    want = toy.build(tmp_path / "j", method=method, store_dtype="int8")
-    for index in (got, want):
-        index.append(toy.data(5, seed=9), progress=False)
-    torch.testing.assert_close(got.score(QUERIES).total(), want.score(QUERIES).total())
-
-
-def test_what_cannot_be_repacked(tmp_path):
-    index = toy.build(tmp_path / "i", method=TracIn(projection="sjlt(8)"))
-    small = index.repack(tmp_path / "k", "int8")
-    assert small.repack(tmp_path / "l", "int4").manifest.store_dtype == "int4"
-    for source, path, dtype, said in (
-        (index, "x", "float32", r"is stored in float32 already: name another store_dtype"),
-        (index, "x", "int3", "unknown store_dtype 'int3'"),
-        (index, "x", "auto", "store_dtype 'auto'"),
-        (index, "x", "factored(1)", r"under sjlt\(8\) are vectors"),
-        (small, "x", "float16", r"is stored in int8: in float16 it would take more and be no more exact"),
-        (index, "k", "int4", r"holds an index already: choose an empty or new folder"),
-        (index, "i", "int4", r"holds an index already"),
-    ):
-        with pytest.raises(UndeError, match=said):
-            source.repack(tmp_path / path, dtype)
-        assert not (tmp_path / "x").exists()
-    assert Index.open(tmp_path / "k").verify()
-
-
 @dataclass(frozen=True)
 class Kept(Gram):
     """A kernel that knows nothing of stores."""

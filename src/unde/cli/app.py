@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from unde import console
-from unde.cli.append import append, merge, remove, repack
+from unde.cli.append import append, merge, remove
 from unde.cli.attribute import attribute
 from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
@@ -28,7 +28,7 @@ from unde.errors import UndeError
 from unde.version import __version__
 
 # Commands that resume an interrupted run.
-_RESUMED = frozenset(["build", "finish", "append", "remove", "merge", "repack", "push", "pull"])
+_RESUMED = frozenset(["build", "finish", "append", "remove", "merge", "push", "pull"])
 
 
 class Terminated(KeyboardInterrupt):
@@ -70,7 +70,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Start": (demo,),
-    "Make an index": (plan, build, finish, append, remove, merge, repack),
+    "Make an index": (plan, build, finish, append, remove, merge),
     "Ask it": (calibrate, learn, attribute, evaluate, audit, leaks, select, report, serve),
     "Files and speed": (verify, push, pull, bench),
 }

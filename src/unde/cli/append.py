@@ -1,4 +1,4 @@
-"""`unde append`, `remove`, `merge` and `repack`."""
+"""`unde append`, `remove` and `merge`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
-from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names, one_of, option
+from unde.cli.options import IndexPath, TrainingOptions, WorkerOptions, option
 from unde.errors import UndeError
 from unde.store.remote import StorePath, is_local, place
 
@@ -148,30 +148,6 @@ def merge(
 
     merged = Index.merge(list(indexes), out)
     console.echo(f"{out}: {len(merged):,} examples of {len(indexes)} indexes in {len(merged.groups)} groups")
-
-
-def repack(
-    out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
-    index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to repack")],
-    store_dtype: Annotated[str, option(join_names(CODECS), autocompletion=one_of(*CODECS))] = "int8",
-) -> None:
-    """Store the features of an index in another precision, as a new index: int8 takes a quarter of float32.
-
-    The old index stays unchanged. Nothing is computed again.
-
-    Example:
-
-    `unde repack runs/small runs/idx --store-dtype int8`
-    """
-    from unde.index import Index
-
-    old = Index.open(index)
-    new = old.repack(out, store_dtype)
-    sizes = [m.codec.nbytes(m.examples, m.columns) for m in (old.manifest, new.manifest)]
-    console.echo(
-        f"{out}: {len(new):,} examples in {store_dtype}, {sizes[0] / sizes[1]:.1f} times smaller than in "
-        f"{old.manifest.store_dtype}"
-    )
 
 
 def _read_names(option: str, marks: list[str] | None) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
 from unde.index.choice import choose_for_build
 from unde.index.query_api import QueryableIndex
-from unde.index.state import IndexState, check_inputs, open_store, parse_ids, read_ids
+from unde.index.state import IndexState, check_inputs, open_store, parse_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
@@ -348,23 +347,6 @@ class Index(QueryableIndex):
         """
         segments.merge([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
-
-    def repack(self, path: str | StorePath, store_dtype: str) -> Index:
-        """Store the features in another precision, as a new index. Nothing is computed again.
-
-        Args:
-            path: Folder or URL of the new index.
-            store_dtype: As in `build`.
-
-        Returns:
-            The new index, opened with all that this one was.
-
-        >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
-        """
-        self._state.check_finished()
-        segments.repack(self.folder, place(path), store_dtype)
-        found = open_store(place(path), self.memory, verify=False)
-        return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, train_data: Any = None, **options: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""An index as immutable segments: rewrite the rows that are kept; merge and repack.
+"""An index as immutable segments: rewrite the rows that are kept; merge indexes.
 
 Every change writes the rows that stay as new shards beside the old ones; shards that keep all their rows stay the files
 that they are. Features are moved, not computed again. Kernels are fitted again from them when they are next needed.
@@ -30,10 +30,10 @@ from unde.index.reader import IndexReader
 from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covariances
 from unde.index.state import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
 from unde.parallel.model_transport import BuildInputs
-from unde.store import factored, layout
+from unde.store import layout
 from unde.store.files import checksum, clear_partial, create_bytes, write_bytes
 from unde.store.locks import locked
-from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
+from unde.store.manifest import MERGE, Changes, Manifest, Segment
 from unde.store.remote import StorePath, exists
 from unde.store.shards import ShardError, is_valid_shard, read_shard, write_shard
 from unde.tasks.base import differences
@@ -134,7 +134,6 @@ def rewrite(
     ids: Sequence[Any] | None,
     *,
     fishers: Mapping[str, Manifest] | None = None,
-    store_dtype: str | None = None,
     inputs: BuildInputs | None = None,
 ) -> Manifest:
     """Write the shards, ids and probe of the index that all rows of the sources make; return its manifest.
@@ -143,17 +142,16 @@ def rewrite(
     """
     reader = sources[0].reader
     first, in_place = reader.manifest, reader.folder == home
-    target = first if store_dtype is None else replace(first, store_dtype=store_dtype)
     plan = _plan_shards(home, sources, entry["token"])
-    _write_shards(plan, home, target, inputs)
+    _write_shards(plan, home, first, inputs)
     count = first.examples if first.changes is None else first.changes.build_examples
     history = [*first.history, entry] if in_place else [entry]
     inside = {name: manifest.as_dict() for name, manifest in (fishers or {}).items()}
     after = replace(
-        target,
+        first,
         examples=sum(map(len, plan)),
         ids=ids_fingerprint(ids),
-        resolved=replace(target.resolved, shard_size=max(target.resolved.shard_size, *map(len, plan))),
+        resolved=replace(first.resolved, shard_size=max(first.resolved.shard_size, *map(len, plan))),
         changes=Changes(first.lineage, count, _segments(plan), history, inside),
     )
     after = replace(after, data=fingerprint_of(IndexReader(home, after, 0).values("digest")))
@@ -242,18 +240,8 @@ def _write_shards(
             path = layout.shard_path(home, c, shard.number)
             if not is_valid_shard(path, shard.owner):
                 tensors = concatenate([part.read(c, writer) for part in shard.parts])
-                write_shard(path, shard.owner, _encode(tensors, shard.parts[0].reader.manifest, target))
+                write_shard(path, shard.owner, tensors)
             advance(1)
-
-
-def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict[str, Tensor]:
-    """The same rows under another codec, if it is another."""
-    if before.store_dtype == after.store_dtype:
-        return shard
-    stored = before.codec.layout(1, before.columns)
-    features = before.codec.unpack({name: shard[name] for name in stored}, before.columns)
-    rest = {name: t for name, t in shard.items() if name not in stored}
-    return rest | after.codec.pack(features, after.columns)
 
 
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
@@ -286,7 +274,7 @@ def _write_probe(home: StorePath, source: IndexReader, after: Manifest, plan: Se
     write_shard(probe_path(home, after), after.id, {"where": where, "features": features})
 
 
-# --- merge and repack -------------------------------------------------------------------------------------
+# --- merge -------------------------------------------------------------------------------------
 
 
 def merge(folders: Sequence[StorePath], target: StorePath) -> None:
@@ -296,30 +284,10 @@ def merge(folders: Sequence[StorePath], target: StorePath) -> None:
     sources = [_finished_source(folder) for folder in folders]
     for other in sources[1:]:
         _check_alike(sources[0].reader, other.reader)
-    _create(sources, target, MERGE, make_token(MERGE, [source.reader.manifest.id for source in sources]))
+    _create(sources, target, make_token(MERGE, [source.reader.manifest.id for source in sources]))
 
 
-def repack(folder: StorePath, target: StorePath, store_dtype: str) -> None:
-    """Write an index as a new one whose features are stored in another precision."""
-    source = _finished_source(folder)
-    m = source.reader.manifest
-    factored.check(store_dtype, str(m.method["projection"]))
-    if store_dtype == m.store_dtype:
-        raise UndeError(
-            f"{folder} is stored in {store_dtype} already: name another store_dtype, or copy the folder"
-        )
-    sizes = [of.codec.nbytes(1, of.columns) for of in (m, replace(m, store_dtype=store_dtype))]
-    if m.codec.rounding and sizes[1] >= sizes[0]:
-        raise UndeError(
-            f"{folder} is stored in {m.store_dtype}: in {store_dtype} it would take more and be no more exact. Build "
-            "it again, or repack the index that it came from"
-        )
-    _create([source], target, REPACK, make_token(REPACK, m.id, store_dtype), store_dtype)
-
-
-def _create(
-    sources: Sequence[Source], target: StorePath, what: str, token: str, store_dtype: str | None = None
-) -> None:
+def _create(sources: Sequence[Source], target: StorePath, token: str) -> None:
     """Write a new index, unless the target holds this very one."""
     manifests = [source.reader.manifest for source in sources]
     ids, count = _join_ids(sources), sum(m.examples for m in manifests)
@@ -330,16 +298,15 @@ def _create(
         raise UndeError(f"{target} holds an index already: choose an empty or new folder for the new one")
     layout.prepare(target)
     names = " and ".join(f"{s.reader.manifest.examples} of {s.reader.folder.name}" for s in sources)
-    source = names if store_dtype is None else f"{manifests[0].store_dtype}, {names},"
     with locked(target, doing="writing"):
         clear_partial(target)
         clear_partial(target / layout.SHARDS)
-        entry = make_entry(what, count, count, token, "", source)
+        entry = make_entry(MERGE, count, count, token, "", names)
         homes = {target / inside[0].reader.folder.name: inside for inside in _fisher_sources(sources)}
         first = sources[0].reader.folder
         if matrices.read(first, manifests[0]):
             write_bytes(target / layout.MATRICES, (first / layout.MATRICES).read_bytes())
-        after = rewrite_all(target, homes | {target: sources}, entry, ids, store_dtype=store_dtype)
+        after = rewrite_all(target, homes | {target: sources}, entry, ids)
         create_bytes(target / layout.MANIFEST, after.text())
 
 
@@ -375,8 +342,7 @@ def _check_alike(first: IndexReader, other: IndexReader) -> None:
     if differ:
         raise UndeError(
             f"{other.folder} cannot be merged with {first.folder}, they were not measured alike. What differs: "
-            f"{'; '.join(differ)}. Append the examples of one to the other instead; if store_dtype alone differs, "
-            "repack one of them first (index.repack, `unde repack`)"
+            f"{'; '.join(differ)}. Append the examples of one to the other instead"
         )
 
 

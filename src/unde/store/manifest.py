@@ -20,9 +20,8 @@ from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard_path
 from unde.store.remote import StorePath, Unreachable, exists
 
 SCHEMA = 4
-APPEND, REMOVE, MERGE, REPACK = "append", "remove", "merge", "repack"
+APPEND, REMOVE, MERGE = "append", "remove", "merge"
 _SUMMED = {APPEND: "appended", REMOVE: "removed"}
-_COPIED = {MERGE: "merged from", REPACK: "repacked from"}
 _FILES = 10**9  # numbers that names of shards have room for
 
 
@@ -98,9 +97,7 @@ class Changes:
         >>> Changes("", 9, [], entries).summary
         'appended 5'
         """
-        texts = [
-            f"{_COPIED[e['what']]} {e['from']}".rstrip(",") for e in self.history if e["what"] in _COPIED
-        ]
+        texts = [f"merged from {entry['from']}" for entry in self.history if entry["what"] == MERGE]
         for what, verb in _SUMMED.items():
             if count := sum(entry["examples"] for entry in self.history if entry["what"] == what):
                 texts.append(f"{verb} {count}")
@@ -110,7 +107,7 @@ class Changes:
     def lines(self) -> list[str]:
         """The history, one line for each change."""
         words = {what: f"{verb} {{examples}}" for what, verb in _SUMMED.items()}
-        words |= {what: f"{verb} {{from}}" for what, verb in _COPIED.items()}
+        words[MERGE] = "merged from {from}"
         line = "{} on {on}, {left} examples since then"
         return [line.format(words[entry["what"]].format(**entry), **entry) for entry in self.history]
 
