@@ -22,7 +22,7 @@ from unde import Index
 from unde.methods import TracIn
 from unde.store.codec import CODECS
 
-STORES = (*CODECS, "factored(1)", "factored(4)")
+STORES = tuple(CODECS)
 METHOD = TracIn(projection="kron(48)")
 MEMORY = "32MB"  # for scoring: blocks are not kept
 

@@ -257,7 +257,7 @@ def plan(
     chosen = choice.method
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
-    factored.check(store_dtype, str(chosen.projection), auto=True)
+    factored.check(store_dtype, str(chosen.projection))
     job = _Job(sizes, choice, rows)
     return replace(job.plan(batch_size), workers=workers)
 

@@ -26,8 +26,8 @@ def folders(tmp_path, monkeypatch):
 def test_methods():
     assert offered("unde build --method tr") == ["tracin", "trak", "tracin-cosine"]
     assert offered("unde attribute --index x --method ek") == ["ekfac"]
-    assert offered("unde plan --store-dtype b") == ["bfloat16"]
-    assert offered("unde build --store-dtype i") == ["int8", "int4"]
+    assert offered("unde plan --store-dtype f") == ["float32", "float16"]
+    assert offered("unde build --store-dtype i") == ["int8"]
 
 
 def test_commands():

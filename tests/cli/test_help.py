@@ -14,7 +14,7 @@ from unde import cli, methods
 from unde.cli import leaks, options, select
 from unde.evaluate import overlap
 from unde.index.select import STRATEGIES
-from unde.store import factored
+from unde.store.codec import CODECS
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge"),
@@ -74,7 +74,7 @@ def test_plan_takes_what_build_takes():
 
 def test_names_in_help_are_those_of_the_library():
     assert options.METHODS == methods.NAMES
-    assert options.CODECS == factored.NAMES
+    assert options.CODECS == tuple(CODECS)
     assert select.STRATEGIES == STRATEGIES
     assert leaks._WORDS == overlap.SPAN_WORDS
 

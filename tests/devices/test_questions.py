@@ -24,14 +24,13 @@ from unde.ui.explorer.ranking import ScoreCache
 from unde.weights.hubs import describe, divide_hubs
 
 PLAIN, KERNEL = 1e-5, 1e-4  # tolerance, and through a kernel
-SIMPLE = ("tracin", "cosine", "int8", "int4")
+SIMPLE = ("tracin", "cosine", "int8")
 QUERIES, LEARNING = toy.data(4, seed=5), toy.data(24, seed=9)
 TOP = [[0, 1], [2, 3], [4, 5], [6, 7]]
 METHODS = {
     "tracin": (TracIn(projection="none"), {}),
     "cosine": (TracIn(projection="none", cosine=True), {}),
     "int8": (TracIn(projection="none"), {"store_dtype": "int8"}),
-    "int4": (TracIn(projection="none"), {"store_dtype": "int4"}),
     "diagonal": (TracIn(projection="none", metric="diagonal"), {}),
     "trak": (TRAK(projection="none"), {}),
     "dual": (TRAK(projection="none", form="dual"), {}),

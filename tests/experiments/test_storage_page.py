@@ -14,12 +14,12 @@ def row(mean, half=0.001, error=0.02):
 
 
 def book(tmp_path):
-    """Two banks; in four bits one cell is refused."""
+    """Two banks; in one store a cell is refused."""
     refused = {"refused": "at λ = 0.1 the rounding …"}
     for bank, (a, b) in {"mnist-resnet": (0.001, -0.003), "robots": (0.002, 0.004)}.items():
         stores = {
             "float32": {"bytes": 400.0, "methods": {"TracIn": row(0), "TRAK": row(0)}},
-            "int4": {"bytes": 50.0, "methods": {"TracIn": row(a), "TRAK": refused}},
+            "float16": {"bytes": 50.0, "methods": {"TracIn": row(a), "TRAK": refused}},
             "int8": {"bytes": 100.0, "methods": {"TracIn": row(a), "TRAK": row(b)}},
         }
         found = {"results": {"stores": stores, "examples": 10, "width": 100}, "provenance": {}}
@@ -35,13 +35,13 @@ def cells(table):
 def test_pooled_over_banks(tmp_path):
     """The mean over cells; methods of a bank have one error, banks have errors of their own."""
     found = cells(storage_table(book(tmp_path)))
-    assert list(found) == ["float32", "int8", "int4"]  # the larger first
+    assert list(found) == ["float32", "int8", "float16"]  # the larger first
     half = (2 * (2 * 0.1 / 4) ** 2) ** 0.5
     assert found["int8"][:3] == ["4.0 (4.0 to 4.0)", "4 in 2 banks", f"+0.10 ± {half:.2f}"]
     assert found["int8"][3:] == ["−0.30", "2 %", "90.0 %", "50.0"]
     assert found["int8"][4:] == ["2 %", "90.0 %", "50.0"]
-    assert found["int4"][0] == "8.0 (8.0 to 8.0)"
-    assert found["int4"][2] == "+0.15 ± 0.07 (2 of 4 refused)"
+    assert found["float16"][0] == "8.0 (8.0 to 8.0)"
+    assert found["float16"][2] == "+0.15 ± 0.07 (2 of 4 refused)"
 
 
 def test_a_page_says_what_is_refused_and_missing(tmp_path):

@@ -180,7 +180,7 @@ def test_bad_input(tmp_path):
     with pytest.raises(UndeError, match=r"expected 1 to 64 outer products.*'none' keeps whole gradients"):
         EKFAC("factored(65)")
     with pytest.raises(UndeError, match="leave store_dtype out"):
-        build(tmp_path / "i", EKFAC("factored(2)"), store_dtype="int4")
+        build(tmp_path / "i", EKFAC("factored(2)"), store_dtype="int8")
     assert feature_size(unde.projection.Spec.parse("factored(2)"), (3, 4)) == 12
 
 

@@ -12,10 +12,9 @@ from unde.store.codec import CODECS
 from unde.tasks import Classification, Task
 
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
-ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11}  # half a unit in the last place
 OF_NORM = ROUNDING | {
     "int8": 30**0.5 / 254,  # half a 127th of the largest of 30 entries, in each
-    "int4": 30**0.5 / 14 * (1 + 2.0**-7),
 }
 
 
@@ -56,7 +55,7 @@ def test_half_precision_keeps_what_is_small_beside_its_unit_to_absolute_accuracy
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-30, 1e9, 1e30])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16"])
 def test_the_size_of_a_feature_does_not_matter(dtype, scale):
     x = torch.randn(20, 40, generator=torch.Generator().manual_seed(1)) * scale
     back = through(dtype, x)

@@ -1,4 +1,4 @@
-"""Indexes in half a byte and as outer products, kernels from singular vectors, and indexes stored in another way."""
+"""Indexes of outer products under every kernel, and the precision that "auto" stores."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,6 @@ from unde.store.shards import read_shard
 from unde.tasks import Classification
 
 QUERIES = toy.data(4, seed=3)
-SMALL = ("int4", "factored(1)", "factored(2)")
 
 
 def unpacked(index) -> np.ndarray:
@@ -27,7 +26,7 @@ def unpacked(index) -> np.ndarray:
 
 def test_gradients_that_are_one_outer_product_are_kept(tmp_path):
     """Of one position the gradient of a weight is δ xᵀ: nothing is left out, and entries lose a hundredth."""
-    index = toy.build(tmp_path / "i", 50, store_dtype="factored(1)")
+    index = toy.build(tmp_path / "i", 50, method=TracIn("factored(1)"))
     truth, found = toy.gradients(toy.net(), Classification(), toy.data(50)), torch.tensor(unpacked(index))
     assert ((found - truth).norm(dim=1) <= 0.015 * truth.norm(dim=1)).all()
     each = sum(t.nbytes for t in read_shard(toy.shard_files(index)[0], None).values()) / 8
@@ -35,13 +34,13 @@ def test_gradients_that_are_one_outer_product_are_kept(tmp_path):
     assert each == bare + 4 * 4 + 4 + 1 + 8  # norms, the loss, whether it was skipped, its digest
 
 
-@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("projection", ["factored(1)", "factored(2)"])
 @pytest.mark.parametrize(
     "method", [TracIn(), LoGRA(damping=2.0), TRAK(damping=2.0), TRAK(damping=2.0, form="dual")]
 )
-def test_scores_are_those_of_what_is_stored(tmp_path, dtype, method):
+def test_scores_are_those_of_what_is_stored(tmp_path, projection, method):
     """Contributions, totals under weights, and self-influence, from dense inverses of the unpacked features."""
-    index = toy.build(tmp_path / "i", 40, method=replace(method, projection="kron(4)"), store_dtype=dtype)
+    index = toy.build(tmp_path / "i", 40, method=replace(method, projection=projection))
     phi, asked = unpacked(index), index.features(QUERIES).features[0].double().numpy()
     width = phi.shape[1]
     k = np.eye(width)
@@ -56,15 +55,13 @@ def test_scores_are_those_of_what_is_stored(tmp_path, dtype, method):
             k[np.ix_(at, at)] = np.linalg.inv(gram + lam * np.eye(len(gram)))
     scores = index.score(QUERIES).regroup(Groups.by_tensor(toy.net()))
     want = np.stack([asked[:, c] @ k[c] @ phi.T for c in index.manifest.columns], 2)
-    rounded = dtype == "int4" and isinstance(method, TRAK)  # K g(n) is stored in int4, too
     by_group, size = scores.by_group().numpy(), np.abs(want).max()
-    assert np.abs(by_group - want).max() <= (0.1 if rounded else 1e-5) * size
+    assert np.abs(by_group - want).max() <= 1e-5 * size
     w = torch.tensor([0.3, 1.7, 0.0, 2.0])
     assert scores.total(w).numpy() == pytest.approx(by_group @ w.numpy(), rel=1e-4, abs=1e-5 * size)
     own = np.einsum("nd,de,ne->n", phi, k, phi)
-    rel = 0.1 if rounded and 0.1 * size > 1e-3 else 1e-4
-    assert index.self_influence().numpy() == pytest.approx(own, rel=rel, abs=1e-6)
-    assert len(list((index.folder / "kernels").rglob("000000.safetensors"))) == rounded
+    assert index.self_influence().numpy() == pytest.approx(own, rel=1e-4, abs=1e-6)
+    assert not list((index.folder / "kernels").rglob("000000.safetensors"))  # no K g(n)
 
 
 @dataclass(frozen=True)
@@ -82,14 +79,11 @@ class CustomKernel(TRAK):
 
 
 def test_what_outer_products_cannot_keep(tmp_path):
-    """K g(n) of a kernel of one's own, and a projection that has no sides."""
-    index = toy.build(tmp_path / "i", store_dtype="factored(1)")
-    said = r"stored as factored\(1\), in which K g\(n\) cannot be: .*store_dtype='int8'"
+    """K g(n) of a kernel of one's own."""
+    index = toy.build(tmp_path / "i", method=TracIn("factored(1)"))
+    said = r"stored as factored\(1\), in which K g\(n\) cannot be: .*another projection"
     with pytest.raises(UndeError, match=said):
-        index.score(QUERIES, CustomKernel(projection="none"))
-    with pytest.raises(UndeError, match=r"keeps outer products .*under dense\(8, rademacher\) are vectors"):
-        toy.build(tmp_path / "j", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
-    assert not (tmp_path / "j").exists()
+        index.score(QUERIES, CustomKernel(projection="factored(1)"))
 
 
 def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, monkeypatch):

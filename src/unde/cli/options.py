@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from unde.parallel import Executor
 
 
-# Copies of unde.methods.NAMES and unde.store.factored.NAMES, which import torch; a test compares them.
+# Copies of unde.methods.NAMES and unde.store.codec.CODECS, which import torch; a test compares them.
 METHODS = ("tracin", "trak", "logra", "ekfac", "d-trak", "journey-trak", "das", "tracin-cosine")
-CODECS = ("float32", "float16", "bfloat16", "int8", "int4", "factored(1)")
+CODECS = ("float32", "float16", "int8")
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
 
 

@@ -96,7 +96,7 @@ class BuildSettings:
             raise UndeError(f"batch_size {self.batch_size}: expected at least 1")
         if self.workers < 0:
             raise UndeError(f"num_workers is {self.workers}: expected 0, or how many processes read the data")
-        factored.check(self.store_dtype, str(method.projection), auto=True)
+        factored.check(self.store_dtype, str(method.projection))
         if method.steps > 1 and inputs.checkpoints is not None:
             raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
         names = trainable(inputs.model, self.exclude)

@@ -87,7 +87,6 @@ def choose(
         folder: Where the index will be; its file system has to hold whole gradients.
         alone: Whether no other process builds the same index: then the free space of the folder is a budget, too.
     """
-    factored.check(sizes.store_dtype, auto=True)
     kind, words = kind_of(sizes.task.identity()), list[str]()
     named = None if projection == AUTO else str(Spec.parse(projection))
     wanted = _wanted(method, named, sizes, kind, weighed, before)

@@ -90,8 +90,7 @@ class Index(QueryableIndex):
             device: Where the model runs, during the build and afterwards; it is moved there. By default where it is.
             device_memory: The memory budget on that device beside the weights, such as "20GB"; by default 80 % of what
                 is free there. Workers on one device share it. On the CPU `memory` is the budget of everything.
-            store_dtype: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or "auto": float32 up to
-                256 MiB, int8 beyond.
+            store_dtype: "float32", "float16", "int8", or "auto": float32 up to 256 MiB, int8 beyond.
             ids: The user's ids of the examples; by default those in `train_data.ids`, which texts have.
             disk: The budget in bytes that projection="auto" keeps to, such as "20GB".
             memory: The memory budget of the host, such as "2GB".

@@ -63,7 +63,7 @@ class StoredFeatures(TrainFeatures):
         if self.kernel_blocks is None and reader.codec.lossy:
             raise UndeError(
                 f"{reader.folder} is stored as {m.store_dtype}, in which K g(n) cannot be: {kernel} has to act on the "
-                "query side (its `blocks`), or build with store_dtype='int8'"
+                "query side (its `blocks`), or build with another projection"
             )
         for cache in self._caches:
             cache.fitted() if self.kernel_blocks is not None else cache.make_rows()

@@ -6,11 +6,10 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from unde.errors import UndeError, unknown
 
@@ -83,13 +82,6 @@ class Float32(Codec):
         return shard["features"].to(torch.float32)  # float32 is handed on as it is mapped, without a copy
 
 
-class BFloat16(Float32):
-    name: ClassVar[str] = "bfloat16"
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
-    rounding: ClassVar[float] = 2.0**-8
-    mapped: ClassVar[bool] = False
-
-
 class Float16(Float32):
     """float16 spans 12 decades only, gradients more. So each example keeps a power of two for each parameter that
     lifts its largest entry there just below the largest float16, and rounds as float32 would, to 11 bits."""
@@ -149,89 +141,8 @@ class Int8(Float32):
         check_scales(shard["scale"], INT8_LARGEST, what="parameter")
 
 
-class Int4(Float32):
-    """Whole numbers from -7 to 7, two in a byte, and for each example and block of 64 columns a scale in bfloat16.
-
-    Blocks lie within a parameter, whose last one may be shorter. Entries are off by half a scale at most. Scales are
-    rounded up, and seven times one has the bits of float32: what is unpacked is exactly number times scale, and packed
-    again it is the same numbers and scales. Of a parameter of n columns byte i holds column i in its lower half and
-    column i + ⌈n/2⌉ in its upper one, each 8 more than the number.
-    """
-
-    name: ClassVar[str] = "int4"
-    # As of int8: κ/(7·√2), κ of 64 entries being 2.5 to 3.5.
-    rounding: ClassVar[float] = 0.3
-    mapped: ClassVar[bool] = False
-
-    def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
-        sizes = [c.stop - c.start for c in columns]
-        return {
-            "features": ((rows, sum(-(-n // 2) for n in sizes)), torch.uint8),
-            "scale": ((rows, sum(-(-n // _BLOCK) for n in sizes)), torch.bfloat16),
-        }
-
-    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
-        kinds = self.layout(len(features), columns)
-        out = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
-        for _, size, half, _, at in self._runs(columns, together=False):
-            x = features[:, at.columns]
-            every = [slice(a, min(a + _BLOCK, size)) for a in range(0, size, _BLOCK)]
-            scale = _rounded_up(largest(x, every, self.name), 7, _LARGEST, 16)
-            out["scale"][:, at.scales] = scale
-            by = torch.where(scale > 0, scale, 1.0).repeat_interleave(_BLOCK, 1)[:, :size]
-            x = (x / by).round_().clamp_(-7, 7).add_(8).to(torch.uint8)
-            high = pad(x[:, half:], (0, 2 * half - size), value=8)
-            out["features"][:, at.bytes] = x[:, :half] | (high << 4)
-        return out
-
-    def unpack(
-        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
-    ) -> Tensor:
-        if out is None:
-            out = torch.empty(len(shard["features"]), columns[-1].stop, device=shard["features"].device)
-        for units, size, half, blocks, at in self._runs(columns):
-            x = out[:, at.columns].unflatten(1, (units, size))
-            both = shard["features"][:, at.bytes].unflatten(1, (units, half))
-            x[..., :half] = both & 15
-            x[..., half:] = (both >> 4)[..., : size - half]
-            scale = shard["scale"][:, at.scales].float().view(-1, units, blocks)
-            whole = size // _BLOCK
-            x.sub_(8)
-            if whole:
-                x[..., : whole * _BLOCK].unflatten(2, (whole, _BLOCK)).mul_(scale[..., :whole].unsqueeze(3))
-            if whole < blocks:
-                x[..., whole * _BLOCK :].mul_(scale[..., whole:])
-        return out
-
-    def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
-        super().check(shard, rows, columns)
-        check_scales(shard["scale"], _LARGEST, what="block")
-
-    @staticmethod
-    def _runs(columns: Sequence[slice], together: bool = True) -> Iterator[tuple[int, int, int, int, _Place]]:
-        """Neighbouring parameters of one size: how many, the size, the bytes and blocks of one, and where they are."""
-        byte = block = 0
-        for size, first, last in neighbours([c.stop - c.start for c in columns], together):
-            units, half, blocks = last - first, -(-size // 2), -(-size // _BLOCK)
-            at = _Place(
-                slice(columns[first].start, columns[last - 1].stop),
-                slice(byte, byte + units * half),
-                slice(block, block + units * blocks),
-            )
-            byte, block = at.bytes.stop, at.scales.stop
-            yield units, size, half, blocks, at
-
-
-class _Place(NamedTuple):
-    columns: slice
-    bytes: slice
-    scales: slice
-
-
 _STEPS = 127
 INT8_LARGEST = 66052 * 2.0**105  # the largest scale of 17 bits that 127 times is in the range of float32
-_BLOCK = 64
-_LARGEST = 146 * 2.0**118  # the largest scale of 8 bits that 7 times is in the range of float32
 
 
 def _rounded_up(largest: Tensor, steps: int, most: float, zeros: int) -> Tensor:
@@ -306,7 +217,7 @@ def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 
-CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), Float16(), BFloat16(), Int8(), Int4())}
+CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), Float16(), Int8())}
 
 
 def codec(name: str) -> Codec:

@@ -30,7 +30,6 @@ from unde.store.codec import (
 )
 
 MatrixShape = tuple[int, int] | None  # of the feature of a parameter; None where it is a vector
-NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
 AUTO = "auto"  # float32 or int8, by the size of the store
 _SMALL = 64  # matrices with a side up to this are decomposed exactly
 _OVERSAMPLED = 8  # directions more than are kept
@@ -205,17 +204,10 @@ def codec_of(name: str, units: Sequence[Mapping[str, Any]], projection: str) -> 
     return codec(name) if rank is None else Factored(rank, sides_of(units, projection))
 
 
-def check(name: str, projection: str | None = None, auto: bool = False) -> None:
-    """Raises if there is no such codec, or none for features under a projection."""
-    if _rank(name) is None:
-        if name not in CODECS and not (auto and name == AUTO):
-            raise unknown("store_dtype", name, (*[AUTO] * auto, *NAMES))
-        return
-    if projection is not None and Spec.parse(projection).kind not in MATRICES:
-        raise UndeError(
-            f"store_dtype {name!r} keeps outer products of features that are matrices, those under {projection} are "
-            "vectors: use 'kron(16)' or 'pca(16)', or store_dtype='int8'"
-        )
+def check(name: str, projection: str) -> None:
+    """Raise unless features under a projection can be stored so; factored(c) stores its own."""
+    if name not in (AUTO, projection, *CODECS):
+        raise unknown("store_dtype", name, (AUTO, *CODECS))
 
 
 def resolve(name: str, projection: str) -> str:
