@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# Python keeps what it compiles, here too where it is told not to: tests start many processes that import torch.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-device lint docs notebooks dist bench clean
 
 demo: $(VENV)/.demo
