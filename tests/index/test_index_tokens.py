@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import toy
 from unde import Index, UndeError
@@ -11,20 +10,24 @@ from unde.index import token_scores as module
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import CausalLM
 
+transformers = pytest.importorskip("transformers")
+
 
 def gpt2(attention="sdpa"):
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation=attention)).eval()
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, attn_implementation=attention)
+    ).eval()
 
 
 def llama():
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=12,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 def sentences(n, seed=0):
