@@ -180,6 +180,7 @@ def test_whoever_reads_the_output_has_seen_enough(built, tmp_path):
 
 def limit(size: int):
     def before():
+        sys.dont_write_bytecode = True  # Python would keep what it wrote of a module
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
