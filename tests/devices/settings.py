@@ -40,6 +40,8 @@ def lora():
 
 
 CASES = {c.name: c for c in (cases.CASES + zoo.LANGUAGE + zoo.FAMILIES + zoo.CLASSIFIERS)}
+MANY = {**zoo.MOE, "num_local_experts": 16}
+CASES["mixtral-16"] = Case("mixtral-16", zoo.language_model("Mixtral", **MANY), cases.ragged, CausalLM)
 CASES["unet"] = Case("unet", unet, lambda n: torch.rand(n, 2, 8, 8) * 2 - 1, diffusion)
 CASES["lora"] = Case("lora", lora, cases.ragged, CausalLM)
 

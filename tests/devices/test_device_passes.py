@@ -12,14 +12,13 @@ from unde.gradients.feature_pass import FeaturePass
 
 
 def count_of_a_pass(monkeypatch, pretended, name, folder, **options):
-    """Copies down and waits between the beginnings of two passes of a build."""
+    """Copies down, waits, searches and operations between the beginnings of two passes of a build."""
     begin, seen = FeaturePass._begin, []
 
     def counting(self, *given):
         here = pretended.counts[0]
-        seen.append(
-            (here.down, here.waits, sum(v for k, v in here.waited.items() if k in ("nonzero", "bincount")))
-        )
+        searches = sum(v for k, v in here.waited.items() if k in ("nonzero", "bincount"))
+        seen.append((here.down, here.waits, searches, here.operations))
         return begin(self, *given)
 
     monkeypatch.setattr(FeaturePass, "_begin", counting)
@@ -33,10 +32,15 @@ def test_copies_of_a_pass_do_not_depend_on_the_parameters(name, tmp_path, monkey
     assert copies <= 4
 
 
-def test_experts_are_waited_for_once_a_layer(tmp_path, monkeypatch, pretended):
-    copies, waits, searches = count_of_a_pass(monkeypatch, pretended, "mixtral", tmp_path / "i")
-    assert copies <= 4 + 2  # of two layers
-    assert waits <= 16 and searches <= 2
+def test_experts_are_no_loop(tmp_path, monkeypatch, pretended):
+    """One copy of counts for all layers; nothing but the products grows with the number of experts, and these little."""
+    few, many = (
+        count_of_a_pass(monkeypatch, pretended, name, tmp_path / name) for name in ("mixtral", "mixtral-16")
+    )
+    assert few[:3] == many[:3]
+    copies, waits, searches, operations = many
+    assert copies <= 4 and waits <= 8 and searches == 0
+    assert operations < 1.2 * few[3]
 
 
 def test_the_next_pass_begins_before_a_result_is_read(tmp_path, monkeypatch, pretended):
