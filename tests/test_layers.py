@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src"
 TOP = "unde"  # its __init__, which hands out what is below
 LAYERS = (
-    ("errors", "console", "data", "devices", "markup", "onednn", "version"),
+    ("errors", "console", "data", "default_device", "devices", "markup", "onednn", "version"),
     ("fingerprints", "tasks", "groups", "projection", "setup"),
     ("gradients",),
     ("store",),

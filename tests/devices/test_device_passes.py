@@ -33,7 +33,7 @@ def test_copies_of_a_pass_do_not_depend_on_the_parameters(name, tmp_path, monkey
 
 
 def test_experts_are_no_loop(tmp_path, monkeypatch, pretended):
-    """One copy of counts for all layers; nothing but the products grows with the number of experts, and these little."""
+    """One copy of counts for all layers, and hardly more operations for more experts."""
     few, many = (
         count_of_a_pass(monkeypatch, pretended, name, tmp_path / name) for name in ("mixtral", "mixtral-16")
     )

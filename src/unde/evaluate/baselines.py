@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Collate, Rows, choose_collate, plain_texts
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.evaluate.hidden_states import HiddenStates, similarity
 from unde.setup import Setup
@@ -20,6 +21,7 @@ BM25, HIDDEN_STATES, LOSS = "BM25", "hidden-state similarity", "loss"  # names o
 _WORDS: dict[str, Any] = {"stopwords": [], "show_progress": False}  # options of bm25s.tokenize
 
 
+@host_default
 def baseline_scores(
     model: nn.Module | None,
     task: Task | None,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
+from unde.default_device import program_default
 from unde.devices import device_of
 from unde.errors import UndeError, require_positive, unknown
 from unde.gradients.model_state import frozen_eval
@@ -60,8 +61,9 @@ class HiddenStates:
             output = None
         candidates = [m for m in model.modules() if _is_linear(m) or m is output]
         probe = evenly(len(rows), _PROBE_EXAMPLES)
-        with frozen_eval(model), torch.no_grad(), _last_calls(candidates, output) as calls:
-            task.loss(model, to_device(rows.batch(probe), placement(model)[0]))
+        batch = to_device(rows.batch(probe), placement(model)[0])
+        with frozen_eval(model), torch.no_grad(), program_default(), _last_calls(candidates, output) as calls:
+            task.loss(model, batch)
         if not calls:
             self.problem = "the loss calls no linear or convolutional layer"
             return
@@ -81,8 +83,8 @@ class HiddenStates:
     def read(self, rows: Rows, positions: range) -> States:
         """Run these examples of `rows` as one batch."""
         heads = [] if self._head is None else [self._head]
-        with frozen_eval(self.model), torch.no_grad(), _last_calls(heads) as calls:
-            batch = to_device(rows.batch(positions), placement(self.model)[0])
+        batch = to_device(rows.batch(positions), placement(self.model)[0])
+        with frozen_eval(self.model), torch.no_grad(), program_default(), _last_calls(heads) as calls:
             loss = self.task.loss(self.model, batch).float().cpu()
         if self.problem:
             return States(None, loss)
@@ -101,6 +103,7 @@ class HiddenStates:
         with (
             frozen_eval(self.model),
             torch.no_grad(),
+            program_default(),
             _last_calls([] if self._head is None else [self._head]) as calls,
         ):
             result = run()
@@ -187,7 +190,8 @@ def representation_similarity(
 
     def features(rows: Rows, r: range) -> Tensor:
         batch = to_device(rows.batch(r), device_of(model))
-        task.loss(model, batch)
+        with program_default():
+            task.loss(model, batch)
         if not calls:
             raise UndeError(
                 f"layer {layer!r} takes no part in the loss: expected a module that the model calls"

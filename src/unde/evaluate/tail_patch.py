@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unde.data import Collate, Rows, choose_collate, to_device
+from unde.default_device import host_default, program_default
 from unde.errors import UndeError, explain, require_positive
 from unde.evaluate.arrays import Array, top_positions
 from unde.evaluate.estimate import Estimate
@@ -59,6 +60,7 @@ class TailPatch:
         return {"per_token": self.per_token.as_dict(), "summed": self.summed.as_dict()}
 
 
+@host_default
 def tail_patch(
     model: nn.Module,
     task: Task,
@@ -230,7 +232,7 @@ def _with_reduction(task: Task, reduction: str) -> Task:
 
 def _loss(model: nn.Module, task: Task, batch: Any) -> float:
     """The loss of a batch of one; every call starts from the same random numbers."""
-    with frozen_eval(model), torch.no_grad():
+    with frozen_eval(model), torch.no_grad(), program_default():
         return float(_check_losses(task.loss(model, batch), 1))
 
 
@@ -245,7 +247,7 @@ def _step(job: PatchJob, optimizer: Optimizer, proponents: list[int]) -> None:
         for start in range(0, len(proponents), step):
             positions = proponents[start : start + step]
             batch = to_device(job.inputs.rows.batch(positions), trainable[0].device)
-            with explain(f"training examples {positions}: {{e}}", UndeError):
+            with explain(f"training examples {positions}: {{e}}", UndeError), program_default():
                 loss = _check_losses(task.loss(model, batch), len(positions))
             (loss.sum() / len(proponents)).backward()
         if job.max_grad_norm is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, choose_collate, to_device
+from unde.default_device import program_default
 from unde.devices import device_of
 from unde.gradients.model_state import frozen_eval
 from unde.tasks import Task
@@ -42,7 +43,7 @@ class QueryUtility:
     def __call__(self, model: nn.Module) -> Tensor:
         device = device_of(model)
         cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
-        with frozen_eval(model):
+        with frozen_eval(model), program_default():
             parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]
         return -torch.cat(parts).cpu().double()
 

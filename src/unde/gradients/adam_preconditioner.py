@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError
+from unde.gradients.fallback import compute_measures
 from unde.gradients.model_state import frozen_eval
 from unde.tasks.base import Task
 
@@ -66,7 +67,7 @@ def of_gradients(model: nn.Module, task: Task, rows: Rows, names: Sequence[str])
             p.requires_grad_(True)
         for i in where:
             batch = to_device(rows.batch([i]), parameters[0].device)
-            loss = task.measure(model, batch, ids=[i]).sum()
+            loss = compute_measures(task, model, batch, ["loss"], [i])["loss"].sum()
             for square, g in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True)):
                 if g is not None and g.isfinite().all():
                     square += g.float().square()

@@ -20,6 +20,7 @@ from unde.devices import exact_float32
 from unde.errors import UndeError
 from unde.gradients import fallback
 from unde.gradients.collector import Collector
+from unde.gradients.fallback import compute_measures
 from unde.gradients.hooks import (
     FAILURES,
     Coverage,
@@ -190,7 +191,7 @@ class CoverageCheck:
         return torch.stack(rows), reached
 
     def _values(self, batch: Any, ids: list[int]) -> Tensor:
-        values = self.task.measure(self.model, batch, name=self.measure, ids=ids)
+        values = compute_measures(self.task, self.model, batch, [self.measure], ids)[self.measure]
         if not isinstance(values, Tensor) or values.shape != (len(ids),):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             hint = (

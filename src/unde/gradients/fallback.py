@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
 
 from unde.data import map_tensors, tensors
+from unde.default_device import program_default
 from unde.tasks.base import Task
 
 
@@ -50,9 +51,10 @@ def compute_measures(
     task: Any, model: nn.Module, batch: Any, names: Sequence[str], ids: Sequence[int]
 ) -> dict[str, Tensor]:
     """Several measures; from one forward pass if the task knows how, as diffusion does."""
-    if len(names) > 1 and hasattr(task, "measures"):
-        return task.measures(model, batch, names, ids)
-    return {name: task.measure(model, batch, name=name, ids=ids) for name in names}
+    with program_default():
+        if len(names) > 1 and hasattr(task, "measures"):
+            return task.measures(model, batch, names, ids)
+        return {name: task.measure(model, batch, name=name, ids=ids) for name in names}
 
 
 # --- expanded -----------------------------------------------------------------------------------------------

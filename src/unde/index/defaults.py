@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, to_device
+from unde.default_device import program_default
 from unde.devices import double_device
 from unde.errors import UndeError
 from unde.gradients.hooks import FAILURES
@@ -81,7 +82,7 @@ def _total(
     """Summed gradients of all examples; None where fisher="true" is not for this task."""
     device, count = parameters[0].device, sum(p.numel() for p in parameters)
     with frozen_eval(model):
-        with torch.no_grad():
+        with torch.no_grad(), program_default():
             labels = task.outputs(model, to_device(rows.batch([0]), device))
         if labels is None or labels > MOST_LABELS or 4 * len(rows) * labels * count > DISK:
             return None
@@ -90,7 +91,9 @@ def _total(
         total = [torch.zeros_like(p, dtype=torch.float64, device=double_device(p.device)) for p in decayed]
         for start in range(0, len(rows), _BATCH):
             batch = to_device(rows.batch(range(start, min(start + _BATCH, len(rows)))), device)
-            grads = torch.autograd.grad(task.loss(model, batch).sum(), decayed, allow_unused=True)
+            with program_default():
+                loss = task.loss(model, batch).sum()
+            grads = torch.autograd.grad(loss, decayed, allow_unused=True)
             for sum_, g in zip(total, grads):
                 if g is not None:
                     sum_ += g.to(sum_.device)

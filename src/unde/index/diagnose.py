@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from unde.data import Rows, to_device
+from unde.default_device import program_default
 from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
@@ -67,7 +68,7 @@ def _outcomes(task: Task, model: nn.Module, rows: Rows) -> int | None:
         return 2 if _plain(task, MultiLabel, "compare", "loss") else None
     try:
         batch = to_device(rows.batch([0]), placement(model)[0])
-        with exclusive(model), frozen_eval(model), torch.no_grad():
+        with exclusive(model), frozen_eval(model), torch.no_grad(), program_default():
             if isinstance(task, Classification) and _plain(task, Classification, "compare", "loss"):
                 return task.predict(model, batch)[0].shape[-1]
             same = ("_per_token", "token_losses", "loss")

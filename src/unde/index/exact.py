@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
 from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
+from unde.default_device import host_default
 from unde.devices import CPU, Compute, budget, device_of, move, put
 from unde.errors import UndeError
 from unde.fingerprints import reads_differently, to_digest
@@ -59,6 +60,7 @@ PROBED = 4  # training examples whose scores tell how much is lost where queries
 PASS_SHARE = 2  # passes are chosen as if the budget was 1/2 of it: they take half of that
 
 
+@host_default
 def attribute(
     model: nn.Module,
     task: Task,

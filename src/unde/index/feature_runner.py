@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.checkpoints import fingerprints, load_checkpoint
 from unde.data import Rows, evenly, to_device
+from unde.default_device import program_default
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
 from unde.gradients import Coverage, Unit, describe_units, make_units
@@ -387,7 +388,7 @@ def find_failing_example(
     device, _ = placement(model)
     for i in where:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), program_default():
                 task.loss(model, to_device(rows.batch([i]), device))
         except _FOREIGN as e:
             return i, e

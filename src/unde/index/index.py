@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unde import console, devices
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, choose_collate, parse_bytes
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrap_compiled
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from unde.plan import Plan
 
 
+@host_default
 class Index(QueryableIndex):
     """The features of a training set on disk. Make one with `Index.build` or `Index.open`."""
 

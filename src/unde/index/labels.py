@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows, to_device
+from unde.default_device import program_default
 from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
@@ -288,9 +289,11 @@ def _logits_and_labels(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(B, classes) logits, (B,) labels and (B,) the tokens that have them."""
     if isinstance(task, Classification):
-        logits, labels = task.predict(model, batch)
+        with program_default():
+            logits, labels = task.predict(model, batch)
         return logits, labels, torch.full_like(labels, -1)
-    logits, target, _ = task.predictions(model, batch)
+    with program_default():
+        logits, target, _ = task.predictions(model, batch)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), target.flatten(), reduction="none", ignore_index=IGNORE
     )

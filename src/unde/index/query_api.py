@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.data import Rows, choose_collate
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="QueryableIndex")
 
 
+@host_default
 class QueryableIndex:
     """The part of `Index` that answers questions; `Index` adds building, opening and changing."""
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unde import console
 from unde.data import to_numpy
+from unde.default_device import host_default
 from unde.devices import put
 from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import bm25
@@ -104,6 +105,7 @@ class Selection:
         return out + (f"; {self.duplicates:,} near duplicates passed over)" if self.duplicates else ")")
 
 
+@host_default
 def select(
     index: Index,
     targets: Mapping[str, Any],

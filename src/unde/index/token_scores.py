@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unde.checkpoints import load_checkpoint
 from unde.data import Rows, to_device
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
@@ -53,6 +54,7 @@ class TokenScores:
         parts = [[train.kernel_times(c, q).cpu() for c, q in enumerate(weighted)] for weighted in blocks]
         self.directions = torch.cat([torch.stack(part) for part in parts], 1)  # (C, Q, D)
 
+    @host_default
     def __call__(self, q: int, example: Any) -> Tensor:
         """Contributions of the tokens of a training example.
 

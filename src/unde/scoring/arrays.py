@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.scoring.base import Scores, WeightsLike
 from unde.scoring.blocks import TopK, cut, rows_per_block
@@ -68,6 +69,7 @@ class Additive:
     linear: bool = True
 
 
+@host_default
 class ArrayScores(Scores):
     """Scores (Q, N, M) of Q queries against N training examples, sums over M groups; `from_arrays` makes them.
 

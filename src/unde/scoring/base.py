@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from unde.default_device import host_default
 from unde.errors import UndeError, unknown
 from unde.markup import facts, list_names
 from unde.scoring.blocks import TopK, check_finite, check_k
@@ -31,6 +32,7 @@ class GroupWeights(Protocol):
 WeightsLike = GroupWeights | Tensor | Sequence[float] | None
 
 
+@host_default
 class Scores(ABC):
     """Scores (Q, N) resolved into groups, of all queries or of some."""
 

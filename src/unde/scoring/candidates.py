@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.methods import FinalContext, Method
 from unde.scoring.base import Names, Scores, WeightsLike
@@ -44,6 +45,7 @@ class CandidateNorms:
         )
 
 
+@host_default
 @dataclass(frozen=True, repr=False, eq=False)
 class CandidateScores(Scores):
     """Scores of Q queries against k candidates each, resolved into M parameter groups.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unde.default_device import host_default
 from unde.errors import UndeError, explain
 from unde.methods import FinalContext, Method
 from unde.scoring import diagnostics
@@ -35,6 +36,7 @@ class PairNorms:
     train: Tensor  # (N, M)
 
 
+@host_default
 class ExactScores(ArrayScores):
     """Scores of Q queries against N training examples, from whole gradients.
 

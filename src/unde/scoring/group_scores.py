@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.default_device import host_default
 from unde.devices import CPU, put
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
@@ -43,6 +44,7 @@ class Rescorer(Protocol):
     def select(self, queries: Tensor) -> Rescorer: ...
 
 
+@host_default
 @dataclass(frozen=True, repr=False, eq=False)
 class GroupScores(Scores):
     """Scores of Q queries against N training examples, resolved into M parameter groups.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.default_device import host_default
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins
 from unde.scoring.arrays import Array, as_scores
@@ -46,6 +47,7 @@ def learn_weights(
 ) -> dict[str, Weights]: ...
 
 
+@host_default
 def learn_weights(
     scores: ResolvedScores | Array | Mapping[str, ResolvedScores | Array],
     objective: str = "top-k",

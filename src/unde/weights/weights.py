@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde.default_device import host_default
 from unde.errors import UndeError, explain
 from unde.markup import bars
 from unde.store.files import read_json, write_atomically
@@ -52,6 +53,7 @@ class Weights:
     query_digests: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    @host_default
     def __post_init__(self) -> None:
         values = torch.as_tensor(self.values, dtype=torch.float64).detach().cpu()
         groups = list(self.groups)

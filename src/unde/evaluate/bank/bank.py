@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from unde.default_device import host_default
 from unde.errors import UndeError, require_positive
 from unde.evaluate.arrays import Array
 from unde.evaluate.bank.bank_io import UnfinishedBank, read_bank, refuse_other_plan, write_bank
@@ -46,6 +47,7 @@ class Bank:
         return {name: values.mean(axis=1) for name, values in self.by_seed.items()}
 
     @classmethod
+    @host_default
     def run(
         cls,
         path: str | os.PathLike[str] | StorePath,

@@ -114,14 +114,15 @@ class _Routes:
 
     def _read(self) -> Tensor:
         """(experts, batch) counts of tokens, on the host; those of other layers come with the same copy."""
-        if self._on_host is None:
-            others = [r for ref in _unread if (r := ref()) is not None and r is not self and r._on_host is None]
-            together = [self, *(r for r in others if r._counts.device == self._counts.device)]
-            counts = torch.cat([r._counts for r in together]).cpu()
-            for r, part in zip(together, counts.split([len(r._counts) for r in together])):
-                r._on_host = part.view(-1, r.batch)[:-1]
-            _unread[:] = [ref for ref in _unread if (r := ref()) is not None and r._on_host is None]
-        return self._on_host
+        if self._on_host is not None:
+            return self._on_host
+        alive = [r for ref in _unread if (r := ref()) is not None and r._on_host is None and r is not self]
+        together = [self, *(r for r in alive if r._counts.device == self._counts.device)]
+        counts = torch.cat([r._counts for r in together]).cpu().split([len(r._counts) for r in together])
+        for r, part in zip(together, counts):
+            r._on_host = part.view(-1, r.batch)[:-1]
+        _unread[:] = [weakref.ref(r) for r in alive if r._on_host is None]
+        return counts[0].view(-1, self.batch)[:-1]
 
     def split(self, most: int) -> Iterator[_NeighbouringExperts]:
         """Neighbouring experts that are multiplied together: not many more rows than tokens, and at most `most`."""
