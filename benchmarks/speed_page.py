@@ -2,7 +2,7 @@
 
 The page is benchmarks/speed.md with its {{ names }} filled in; other pages have marked tables:
 
-<!-- bench: readme -->
+<!-- bench: features -->
 … whatever stands here is replaced …
 <!-- end -->
 """
@@ -25,7 +25,7 @@ from benchmarks.peers import PEERS
 ROOT = Path(__file__).parent.parent
 TEMPLATE = Path(__file__).parent / "speed.md"
 PAGE, FIGURE = ROOT / "docs" / "speed.md", ROOT / "docs" / "growth.svg"
-OTHERS = (ROOT / "README.md", ROOT / "docs" / "language-models.md", ROOT / "docs" / "diffusion.md")
+OTHERS = (ROOT / "docs" / "language-models.md", ROOT / "docs" / "diffusion.md")
 IMAGES_AND_TEXT, DIFFUSION = ("resnet", "vit", "gpt2", "llama"), ("ddpm", "text", "lora")
 LESSER = ("traker", "captum", "kronfluence")  # these keep less of an example, or nothing
 AXES = {"rank": "rank, ResNet-18", "tokens": "tokens of a sequence, GPT-2", "width": "width, GPT-2"}
@@ -134,22 +134,6 @@ def denominators(found: Results) -> str:
         "multiplications of features | writing float32 alone | planning"
     )
     return table(head, rows) if rows else missing("features")
-
-
-def readme(found: Results) -> str:
-    rows = [
-        [
-            f"{CASES[name].title}, batches of {case['batch']}",
-            *(told(case["ranks"][rank]["build"]) for rank in ("16", "64")),
-            told(case["ranks"]["16"]["frozen"]),
-        ]
-        for name, case in _cases(found).items()
-    ]
-    return (
-        table(["", "rank 16", "rank 64", "frozen pass without features"], rows)
-        if rows
-        else missing("features")
-    )
 
 
 def peers(rank: str) -> Callable[[Results], str]:
@@ -324,7 +308,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "features": features,
     "goals": goals,
     "denominators": denominators,
-    "readme": readme,
     "peers_16": peers("16"),
     "peers_64": peers("64"),
     "verdict": verdict,

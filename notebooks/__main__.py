@@ -1,5 +1,6 @@
-"""Make the notebooks of the .py files beside this one, executed: `python notebooks`, or `make notebooks`."""
+"""Execute the .py files beside this one into notebooks: `make notebooks`, or `python notebooks weights` for one."""
 
+import sys
 from pathlib import Path
 
 import jupytext
@@ -8,6 +9,8 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 
 for source in sorted(HERE.glob("[a-z]*.py")):
+    if sys.argv[1:] and source.stem not in sys.argv[1:]:
+        continue
     notebook = jupytext.read(source)
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": HERE}}

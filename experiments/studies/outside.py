@@ -100,8 +100,8 @@ ONE_PROJECTION = "TRAK, one projection for all members"
 ON_HALVES = {
     "TRAK, members trained on halves": TRAK("kron(16)", damping=0.1),
     "TRAK of margins, members trained on halves": MarginTRAK("kron(16)", damping=0.1),
-    "the same, dense(512), damping 1e-6": MarginTRAK("dense(512)", damping=1e-6),
 }
+DENSE = {"the same, dense(512), damping 1e-6": MarginTRAK("dense(512)", damping=1e-6)}
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -207,12 +207,13 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         return judge(total * doubt(kind, halves[:size]) if isinstance(method, MarginTRAK) else total)
 
     r = _agreement(*(bank.by_seed["eval"][:, at] for at in range(SEEDS)))
+    on_halves = ON_HALVES | (DENSE if kind == "lr" else {})  # hours for the network
     out: dict[str, Any] = {"models": len(masks), "reliability": 2 * r / (1 + r)}
     parts = {"one model": one_model, "calibrated": calibrated}
     for size in ENSEMBLES:
         parts[str(size)] = partial(ensemble, size)
         parts[f"{ONE_PROJECTION}, {size}"] = partial(shared, size)
-        parts |= {f"{name}, {size}": partial(halved, method, size) for name, method in ON_HALVES.items()}
+        parts |= {f"{name}, {size}": partial(halved, method, size) for name, method in on_halves.items()}
     for name, compute in parts.items():
         path = folder / f"{name}.json"
         if not path.exists():
@@ -222,7 +223,7 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder / "index", ignore_errors=True)
     out["ensembles"] = {
         str(size): out.pop(str(size))
-        | {name: out.pop(f"{name}, {size}") for name in (ONE_PROJECTION, *ON_HALVES)}
+        | {name: out.pop(f"{name}, {size}") for name in (ONE_PROJECTION, *on_halves)}
         for size in ENSEMBLES
     }
     return out

@@ -70,7 +70,7 @@ def test_tables_have_the_numbers_of_the_results():
     memory = speed_page.memory(found)
     assert "| 100 MiB | +20 MiB | +80 MiB | 300 MiB | 400 MiB |" in memory and "over that are GPT-2" in memory
     assert "Some CPU (AVX2), torch 2.13" in speed_page.machine(found)
-    text = speed_page.filled("a\n<!-- bench: readme -->\nold\n<!-- end -->\nb", found)
+    text = speed_page.filled("a\n<!-- bench: features -->\nold\n<!-- end -->\nb", found)
     assert "old" not in text and "0.80 [0.79, 0.81]" in text and text.endswith("<!-- end -->\nb")
 
 
