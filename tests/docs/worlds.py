@@ -132,7 +132,7 @@ def conversations() -> dict[str, Any]:
 
 
 def chat() -> dict[str, Any]:
-    """An adapter on my-gpt2, chats.jsonl and asked.jsonl."""
+    """An adapter on my-gpt2, chats.jsonl and questions.jsonl."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2LMHeadModel
 
@@ -147,7 +147,7 @@ def chat() -> dict[str, Any]:
         }
 
     json_lines("chats.jsonl", [talk(line) for line in LINES[:130]])
-    json_lines("asked.jsonl", [talk(line) for line in LINES[130:134]])
+    json_lines("questions.jsonl", [talk(line) for line in LINES[130:134]])
     return {}
 
 
