@@ -177,7 +177,7 @@ MASKED = [
     Case("bert-mlm", encoder("Bert", "MaskedLM"), hidden, MaskedLM),
     Case("roberta-mlm", encoder("Roberta", "MaskedLM"), hidden, MaskedLM),
 ]
-GATED = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+GATED = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=1)
 SEQ2SEQ = [
     Case("t5", t5(), pairs, Seq2SeqLM, RELATIVE),
     Case("t5-gated-untied", GATED, pairs, Seq2SeqLM, RELATIVE),

@@ -190,7 +190,7 @@ from unde.plan import peak_memory
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32 * 28 * 28, 10))
-data = torch.randn(150, 3, 32, 32), torch.randint(10, (150,))
+data = torch.randn(60, 3, 32, 32), torch.randint(10, (60,))
 given = model, unde.tasks.Classification(), data
 options = {"method": "tracin", "memory": "400MB"}
 if sys.argv[1] == "plan":
