@@ -48,7 +48,7 @@ from unde.methods import EKFAC, Method, TracIn
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.scoring.blocks import TINY, ScoreRange, cut, underflow
+from unde.scoring.blocks import TINY, ScoreRange, cut
 from unde.scoring.exact import MOST, ExactScores, PairNorms, empty_scores
 from unde.setup import Recipe
 from unde.store.manifest import ResolvedSettings
@@ -283,9 +283,6 @@ class _OnePass:
                         norms.train[rows] += eta * part["norms"]
                     _note_digests(digests, rows, part["digest"], first)
                 del held
-        small = sizes.largest
-        if len(tiny := ((small > 0) & (small < TINY)).nonzero()):
-            raise underflow(f"scores of query {int(tiny[0])}")
         return ExactScores(
             values,
             partition.names,

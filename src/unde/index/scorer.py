@@ -14,13 +14,13 @@ from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index.reader import IndexReader
-from unde.index.train_features import ScoreSettings, StoredFeatures
+from unde.index.train_features import StoredFeatures
 from unde.kernels import Kernel
 from unde.methods import CUSTOM, Method
 from unde.methods.custom import check_picklable
 from unde.parallel import SERIAL, Executor
 from unde.scoring.base import WeightsLike
-from unde.scoring.blocks import TINY, check_finite, underflow
+from unde.scoring.blocks import check_finite
 from unde.scoring.group_scores import GroupScores
 
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
@@ -79,18 +79,26 @@ class Scorer:
                 f"subset must list examples by position, from 0 to {m.examples - 1} and at least one"
             )
         w = self.scores(method, torch.zeros(m.terms, 1, m.width), [""]).align_weights(weights)
-        settings = ScoreSettings(method, self.groups, self.stored.memory)
-        values, features = torch.empty(len(which)), self.train_features(method)
-        for at, part in features.map_examples(influence_run, {"weights": w}, settings, which):
-            values[at] = part
-        check_finite(values, "scores of examples with themselves")
-        if float(values.abs().max()) < TINY and self_scores(features, settings, w, which, exact=True).any():
-            raise underflow("scores of examples with themselves")
+        values = check_finite(self._self_scores(method, w, which), "scores of examples with themselves")
         if normalize_top is None:
             return values
         total = self.top_sums(method, w, which, normalize_top)
         tiny = torch.finfo(torch.float32).tiny
         return torch.where(total > tiny, values / total.clamp(min=tiny), 0.0)
+
+    def _self_scores(self, method: Method, w: Tensor, which: Tensor) -> Tensor:
+        """τ(i, i), shard by shard."""
+        m, features = self.stored.manifest, self.train_features(method)
+        step = _CHUNK if features.device == CPU else (features.block_memory or 0) // _SELF_SHARE
+        step = max(1, step // (4 * m.width * m.terms))
+        step = step if method.linear else min(step, _DIAGONAL)
+        order, found = [], []
+        for at, q, n in features.sides(which, step):
+            scores = GroupScores(features, q, method, self.groups, [""] * q.shape[1], {}, self.stored.memory)
+            found.append(_diagonal(scores, w, which[at], n))
+            order.append(at)
+        values = torch.cat(found).cpu()  # the host waits once
+        return torch.empty_like(values).index_copy_(0, torch.cat(order), values)
 
     def examples(self, method: Method, which: Tensor) -> GroupScores:
         """Scores of training examples as queries, from their stored features."""
@@ -103,36 +111,6 @@ class Scorer:
         step = max(1, self.stored.memory // (16 * self.stored.manifest.width * self.stored.manifest.terms))
         tops = (self.examples(method, some).top(k, weights, largest=largest) for some in which.split(step))
         return torch.cat([top.values.sum(1) for top in tops])
-
-
-def influence_run(
-    features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings
-) -> dict[str, Tensor]:
-    """τ(i, i) of those examples that are in the selected shards."""
-    which = inputs["which"][features.inside(inputs["which"])]
-    return {"values": self_scores(features, settings, inputs["weights"], which)}
-
-
-def self_scores(
-    features: StoredFeatures, settings: ScoreSettings, w: Tensor, which: Tensor, exact: bool = False
-) -> Tensor:
-    """τ(i, i), shard by shard; `exact` gives them before `final`, in float64, which does not underflow."""
-    m, method = features.reader.manifest, settings.method
-    step = _CHUNK if features.device == CPU else (features.block_memory or 0) // _SELF_SHARE
-    step = max(1, step // (4 * m.width * m.terms))
-    step = step if method.linear else min(step, _DIAGONAL)
-    order, found = [which[:0]], [torch.empty(0, device=features.device)]
-    for at, q, n in features.sides(which, step):
-        scores = settings.scores(features, {"queries": q})
-        found.append(_exact(scores, w, n) if exact else _diagonal(scores, w, which[at], n))
-        order.append(at)
-    values = torch.cat(found[1:] or found).cpu()  # the host waits once
-    return torch.empty_like(values).index_copy_(0, torch.cat(order), values)
-
-
-def _exact(scores: GroupScores, w: Tensor, n: Tensor) -> Tensor:
-    left, right = (put(x, x.device, torch.float64) for x in (scores.query_side.precondition(w), n))
-    return torch.linalg.vecdot(left, right).sum(0)
 
 
 def _diagonal(scores: GroupScores, w: Tensor, which: Tensor, n: Tensor) -> Tensor:

@@ -1,15 +1,8 @@
-"""Training features of an index under a kernel, as scores read them; scores in other processes.
-
-Jobs score a block of queries against a run of neighbouring shards. Their blocks are those that one process would take,
-so every number is the same to the last bit; the best examples of all runs are merged, earlier ones first among equals.
-"""
+"""Training features of an index under a kernel, as scores read them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +10,12 @@ from torch import Tensor
 
 from unde.devices import CPU, put, upload
 from unde.errors import UndeError
-from unde.groups import Groups
 from unde.index.kernel_cache import KernelCache
 from unde.index.reader import IndexReader
 from unde.kernels import Kernel
-from unde.methods import Method
-from unde.parallel import SERIAL, Executor, Job, run_with_progress
-from unde.scoring.blocks import DEVICE_SHARE, ScoreRange, TopK, cut
-from unde.scoring.group_scores import GroupScores
-from unde.scoring.train_features import ScoringWorkers, TrainFeatures
-from unde.store.remote import StorePath
-from unde.store.shards import Results, read_shard, scratch, write_shard
+from unde.parallel import SERIAL, Executor
+from unde.scoring.blocks import DEVICE_SHARE, cut
+from unde.scoring.train_features import TrainFeatures
 
 HELD_SHARE = 4  # blocks stay in memory if all of them take at most 1/4 of the budget
 RUN_BYTES = 2**23  # of each thread that are unpacked together: with fewer, threads wait too often
@@ -36,7 +24,6 @@ _FEWEST, _FEWEST_BYTES = (
     64,
     2**29,
 )  # rows: products with fewer are slow, but as many whole gradients are too large
-RUNS = 64  # of neighbouring shards, at most: one job each, for a block of queries
 
 
 class StoredFeatures(TrainFeatures):
@@ -75,27 +62,7 @@ class StoredFeatures(TrainFeatures):
             kernels = m.terms * self._caches[0].bound.needs().memory if self.kernel_blocks is not None else 0
             left = there.memory - kernels - held * small
             self.block_memory = max(there.memory // HELD_SHARE, left)
-        self.selected = range(len(m.shards))  # shards that are read
         self._leverage: Tensor | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredFeatures, (self.reader, self.kernel, SERIAL, None, self.checkpoint_weights)
-
-    def select_run(self, run: int) -> StoredFeatures:
-        """The same features, of which only a run of neighbouring shards is read."""
-        part = copy(self)
-        part.selected = shard_runs(len(self.cuts))[run]
-        return part
-
-    @property
-    def selected_examples(self) -> slice:
-        """The training examples of the selected shards."""
-        return slice(self.cuts[self.selected[0]].start, self.cuts[self.selected[-1]].stop)
-
-    def inside(self, which: Tensor) -> Tensor:
-        """(n,) bool: which of the training examples are in the selected shards."""
-        rows = self.selected_examples
-        return (which >= rows.start) & (which < rows.stop)
 
     # --- blocks ---------------------------------------------------------------------------------------------
 
@@ -118,9 +85,6 @@ class StoredFeatures(TrainFeatures):
         there = [{name: put(t, self.device) for name, t in part.items()} for part in packed]
         return [self.reader.codec.unpack(part, self.columns) for part in there]
 
-    def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        return ((self.cuts[s], self.block(s)) for s in self.selected)
-
     def runs(self) -> Iterator[tuple[slice, list[Tensor]]]:
         """As `blocks`; shards that have to be unpacked come in parts that are multiplied while they are in cache.
 
@@ -140,10 +104,10 @@ class StoredFeatures(TrainFeatures):
 
     def _packed_runs(self, step: int) -> Iterator[tuple[slice, list[dict[str, Tensor]]]]:
         """(training examples, what they are unpacked from under each checkpoint), `step` at most."""
-        for s in self.selected:
+        for s, whole in enumerate(self.cuts):
             shards = self._shards(s)
-            for rows in cut(self.cuts[s], step):
-                local = slice(rows.start - self.cuts[s].start, rows.stop - self.cuts[s].start)
+            for rows in cut(whole, step):
+                local = slice(rows.start - whole.start, rows.stop - whole.start)
                 yield rows, [self.reader.features_of(shard, local) for shard in shards]
 
     def device_rows(self, share: float) -> int:
@@ -210,94 +174,16 @@ class StoredFeatures(TrainFeatures):
 
     def leverage(self) -> Tensor:
         if self._leverage is None:
-            self._leverage = torch.zeros(self.examples)  # of the selected shards
-            rows = self.selected_examples
-            which = torch.arange(rows.start, rows.stop)
-            for at, values in self.map_examples(_leverage_run, {}, None, which):
-                self._leverage[which[at]] = values
+            step = self.examples if self.device == CPU else self.device_rows(1 / DEVICE_SHARE)
+            parts = []
+            for _, sides, facing in self.sides(torch.arange(self.examples), step):
+                pairs = enumerate(zip(self.reader.manifest.checkpoint_weights, sides, facing))
+                of_checkpoints = [
+                    eta * torch.linalg.vecdot(self.apply_kernel(c, f), t) for c, (eta, f, t) in pairs
+                ]
+                parts.append(torch.stack(of_checkpoints).sum(0))
+            self._leverage = torch.cat(parts).cpu()
         return self._leverage
-
-    # --- other processes ----------------------------------------------------------------------------------------
-
-    @property
-    def distributed(self) -> bool:
-        """Whether there are other processes, and several shards to share."""
-        return not self.executor.in_process and len(self.cuts) > 1
-
-    @cached_property
-    def _workers(self) -> ParallelScoring:
-        return ParallelScoring(self)
-
-    @property
-    def workers(self) -> ScoringWorkers | None:
-        return self._workers if self.distributed else None
-
-    def map_examples(
-        self, function: Function, inputs: dict[str, Tensor], settings: Any, which: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(positions in `which`, one value for each), by `function` of the shards that hold them."""
-        if not self.distributed:
-            yield torch.arange(len(which)), function(self, inputs | {"which": which}, settings)["values"]
-            return
-        jobs: list[Job] = [(run,) for run in range(len(shard_runs(len(self.cuts))))]
-        for (run,), result in self.map(function, inputs | {"which": which}, settings, jobs, "self-influence"):
-            yield self.select_run(run).inside(which).nonzero()[:, 0], result["values"]
-
-    def map(
-        self,
-        function: Function,
-        inputs: dict[str, Tensor],
-        settings: Any,
-        jobs: Sequence[Job],
-        title: str = "scores",
-    ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
-        """Results of `function` for jobs (run of shards, …), in any order."""
-        with scratch(self.reader.folder) as folder:
-            call = RunJobs(self, function, settings, folder)
-            write_shard(folder / INPUTS, call.results.owner, inputs)
-            for job in run_with_progress(self.executor, run_job, call, jobs, title):
-                yield job, dict(call.results.take(job))
-
-
-Function = Callable[..., dict[str, Tensor]]  # (features of some shards, inputs, settings, *rest of the job)
-INPUTS = "inputs.safetensors"
-
-
-@dataclass
-class RunJobs:
-    """A function of runs of shards, to be run by other processes; inputs and results travel in files."""
-
-    features: StoredFeatures
-    function: Function
-    settings: Any
-    folder: StorePath
-    results: Results = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.results = Results(self.features.reader.manifest.id, self.folder)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
-
-    @cached_property
-    def inputs(self) -> dict[str, Tensor]:
-        return read_shard(self.folder / INPUTS, self.results.owner)
-
-
-def run_job(call: RunJobs, run: int, *rest: int) -> None:
-    """Compute the results of one job."""
-    result = call.function(call.features.select_run(run), call.inputs, call.settings, *rest)
-    call.results.put((run, *rest), result)
-
-
-def shard_runs(shards: int) -> list[range]:
-    """Runs of neighbouring shards.
-
-    >>> shard_runs(3)
-    [range(0, 1), range(1, 2), range(2, 3)]
-    """
-    count = min(RUNS, shards)
-    return [range(shards * i // count, shards * (i + 1) // count) for i in range(count)]
 
 
 def run_rows(width: int) -> int:
@@ -308,95 +194,3 @@ def run_rows(width: int) -> int:
     """
     fewest = max(1, min(_FEWEST, _FEWEST_BYTES // (4 * width)))
     return max(fewest, min(RUN_BYTES * torch.get_num_threads(), MOST_RUN_BYTES) // (4 * width) // 16 * 16)
-
-
-@dataclass(frozen=True)
-class ScoreSettings:
-    """What jobs that compute scores share."""
-
-    method: Method
-    partition: Groups
-    memory: int
-    k: int = 0
-    largest: bool = True
-
-    def scores(self, features: StoredFeatures, inputs: dict[str, Tensor]) -> GroupScores:
-        if "leverage" in inputs:
-            features._leverage = inputs["leverage"]
-        queries = inputs["queries"]
-        digests = [""] * queries.shape[1]
-        return GroupScores(features, queries, self.method, self.partition, digests, {}, self.memory)
-
-
-@dataclass(frozen=True)
-class ParallelScoring:
-    """Scores computed by other processes."""
-
-    features: StoredFeatures
-
-    def total(self, scores: GroupScores, w: Tensor) -> Tensor:
-        out = torch.empty(scores.shape)
-        for q, rows, result in self._run(scores, w, self._map(scores, w)):
-            out[q, rows] = result["scores"]
-        return out
-
-    def rank(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> TopK:
-        best = TopK(len(scores), k, largest)
-        in_order = sorted(self._map(scores, w, k, largest))  # by jobs, which differ
-        for q, rows, result in self._run(scores, w, in_order):
-            best.merge(q, rows.stop - rows.start, result["values"], result["indices"])
-        return best
-
-    def _map(
-        self, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True
-    ) -> Iterable[tuple[Job, dict[str, Tensor]]]:
-        inputs = {"queries": scores.queries, "weights": w}
-        if scores.method.extra_measures:
-            inputs["leverage"] = self.features.leverage()
-        settings = ScoreSettings(scores.method, scores.partition, scores.memory, k, largest)
-        runs = range(len(shard_runs(len(self.features.cuts))))
-        jobs: list[Job] = [(run, block) for block in range(len(scores.query_blocks)) for run in runs]
-        return self.features.map(_score_run, inputs, settings, jobs)
-
-    def _run(
-        self, scores: GroupScores, w: Tensor, results: Iterable[tuple[Job, dict[str, Tensor]]]
-    ) -> Iterator[tuple[slice, slice, dict[str, Tensor]]]:
-        """(queries, training examples, result) of each job; then check that no score underflows."""
-        sizes = ScoreRange(len(scores))
-        for (run, block), result in results:
-            q = scores.query_blocks[block]
-            yield q, self.features.select_run(run).selected_examples, result
-            sizes.update(q, result["sizes"].unsqueeze(1))
-        if not scores.method.groupwise:
-            scores.check_underflow(sizes, w)
-
-
-def _score_run(
-    features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings, block: int
-) -> dict[str, Tensor]:
-    """The scores of a block of queries against a run of shards, or the best k of them."""
-    scores, rows = settings.scores(features, inputs), features.selected_examples
-    q, count = scores.query_blocks[block], rows.stop - rows.start
-    sizes = ScoreRange(len(scores), features.device)
-    if settings.k:
-        best = scores.rank_blocks(inputs["weights"], settings.k, settings.largest, block, sizes)
-        k = min(settings.k, count)
-        return {"values": best.values[q, :k], "indices": best.indices[q, :k], "sizes": sizes.largest[q]}
-    out = torch.empty(q.stop - q.start, count)
-    for some, _, part in scores.totals(inputs["weights"], block, sizes):
-        out[:, some.start - rows.start : some.stop - rows.start] = part
-    return {"scores": out, "sizes": sizes.largest[q]}
-
-
-def _leverage_run(features: StoredFeatures, inputs: dict[str, Tensor], settings: None) -> dict[str, Tensor]:  # noqa: ARG001
-    """⟨g(n), K g(n)⟩ of the selected shards."""
-    etas, rows = features.reader.manifest.checkpoint_weights, features.selected_examples
-    step = features.examples if features.device == CPU else features.device_rows(1 / DEVICE_SHARE)
-    parts = []
-    for _, sides, facing in features.sides(torch.arange(rows.start, rows.stop), step):
-        pairs = enumerate(zip(etas, sides, facing))
-        of_checkpoints = [
-            eta * torch.linalg.vecdot(features.apply_kernel(c, f), t) for c, (eta, f, t) in pairs
-        ]
-        parts.append(torch.stack(of_checkpoints).sum(0))
-    return {"values": torch.cat(parts).cpu()}

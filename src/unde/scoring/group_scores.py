@@ -26,7 +26,7 @@ from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike
-from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_underflow, cut
+from unde.scoring.blocks import HUGE, ScoreRange, TopK, cut
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QueryFactor, QuerySide, multiply
 from unde.scoring.train_features import TrainFeatures
@@ -132,8 +132,6 @@ class GroupScores(Scores):
         tensor([[1., 2.]])
         """
         w = self.align_weights(weights)
-        if self.train.workers is not None:
-            return self.train.workers.total(self, w)
         out = self._results(*self.shape)
         here = out if out.device == self.train.device else None
         for rows, q, part in self.totals(w, into=here):
@@ -143,9 +141,12 @@ class GroupScores(Scores):
 
     def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
         """The k best training examples of each query."""
-        if self.train.workers is not None:
-            return self.train.workers.rank(self, w, k, largest)
-        return self.rank_blocks(w, k, largest)
+        skipped, best = self.train.skipped(), TopK(len(self), k, largest, self.train.device)
+        for rows, q, part in self.totals(w):
+            if skipped[rows].any():
+                part = part.masked_fill(put(skipped[rows], part.device), best.worst)
+            best.update(q, rows.start, part)
+        return best
 
     def by_group(self) -> Tensor:
         """Contributions (Q, N, M) of the groups, before `final`: they add up to the score of a linear method.
@@ -279,15 +280,13 @@ class GroupScores(Scores):
                 local = slice(rows.start - block_rows.start, rows.stop - block_rows.start)
                 some = [block[local] for block in blocks]
                 out = self._multiply(factors, some, count, None if into is None else into[:, :, rows])
-                if not (cpu and sizes.ordinary and self._in_range(reach, some)):
+                if not (cpu and self._in_range(reach, some)):
                     sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self.final_context(queries, rows))
                 yield rows, parts
         sizes.check()
-        if len(suspects := sizes.underflows()):
-            self._check_underflow(torch.arange(len(self))[queries][suspects], torch.ones(m))
 
     def _in_range(self, reach: list[float], blocks: Sequence[Tensor]) -> bool:
         """Whether norms bound all products below the largest float32, so that none has to be read again."""
@@ -330,36 +329,18 @@ class GroupScores(Scores):
 
     # --- blocks of totals ---------------------------------------------------------------------------------
 
-    def rank_blocks(
-        self, w: Tensor, k: int, largest: bool, only: int | None = None, sizes: ScoreRange | None = None
-    ) -> TopK:
-        """The k best of the training blocks, computed in this process; of all blocks of queries, or one."""
-        skipped, best = self.train.skipped(), TopK(len(self), k, largest, self.train.device)
-        for rows, q, part in self.totals(w, only, sizes):
-            if skipped[rows].any():
-                part = part.masked_fill(put(skipped[rows], part.device), best.worst)
-            best.update(q, rows.start, part)
-        return best
+    def totals(self, w: Tensor, into: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(training examples, queries, their scores), block by block.
 
-    def totals(
-        self,
-        w: Tensor,
-        only: int | None = None,
-        sizes: ScoreRange | None = None,
-        into: Tensor | None = None,
-    ) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(training examples, queries, their scores), block by block; of all blocks of queries, or one.
-
-        With `sizes` the caller checks for underflow. Linear scores are computed in place, in `into` (Q, N), if given.
+        Linear scores are computed in place, in `into` (Q, N), if given.
         """
-        query_blocks = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
+        query_blocks = self.query_blocks
         if self.method.groupwise:  # weights act on what is no longer linear in the features
             for streams in zip(*[self.stream(q) for q in query_blocks]):
                 for q, (rows, parts) in zip(query_blocks, streams):
                     yield rows, q, parts @ put(w, parts.device)
             return
         seen, final = (ScoreRange(len(self), self.train.device) for _ in range(2))
-        seen = sizes or seen
         for block, factors, rows, blocks in self._facing(w, query_blocks):
             for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.block_memory)):
                 some = factors[:, q.start - block.start : q.stop - block.start]
@@ -370,8 +351,6 @@ class GroupScores(Scores):
                 yield rows, q, linear
         for found in (seen, final):
             found.check()
-        if sizes is None:
-            self.check_underflow(seen, w)
 
     def _facing(
         self, w: Tensor, query_blocks: Sequence[slice]
@@ -389,15 +368,6 @@ class GroupScores(Scores):
         for block in query_blocks:
             factors = self.select_block(block).query_side.precondition(w)
             yield from ((block, factors, rows, blocks) for rows, blocks in self.train.runs())
-
-    def check_underflow(self, sizes: ScoreRange, w: Tensor) -> None:
-        """Raise if scores are zero only because they are below the range of float32."""
-        if len(suspects := sizes.underflows()):
-            self._check_underflow(suspects, w)
-
-    def _check_underflow(self, suspects: Tensor, w: Tensor) -> None:
-        blocks = (block for _, block in self.train.runs())
-        check_underflow(suspects, self.select_block(suspects).query_side.precondition(w), blocks)
 
     def select_block(self, queries: slice | Tensor) -> GroupScores:
         return replace(self, queries=self.queries[:, queries])

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unde.devices import CPU, put
 from unde.errors import UndeError
-
-
-class ScoringWorkers(Protocol):
-    """Other processes that compute scores, each against some of the training examples."""
-
-    def total(self, scores: Any, w: Tensor) -> Tensor: ...
-
-    def rank(self, scores: Any, w: Tensor, k: int, largest: bool) -> Any: ...
 
 
 class TrainFeatures(ABC):
@@ -36,7 +28,6 @@ class TrainFeatures(ABC):
         kernel_blocks: Columns that K mixes with one another, where it acts on the query side; else None.
         device: Where blocks are, and scores are computed.
         block_memory: Bytes that scores may take there; None for the memory budget.
-        workers: Other processes that compute scores, if there are some.
     """
 
     units: Sequence[str]
@@ -52,10 +43,6 @@ class TrainFeatures(ABC):
     def examples(self) -> int:
         """N, the number of training examples."""
         return self.cuts[-1].stop
-
-    @property
-    def workers(self) -> ScoringWorkers | None:
-        return None
 
     @abstractmethod
     def block(self, s: int) -> list[Tensor]:
