@@ -38,6 +38,7 @@ DATA_OF_BANK = {  # what the model of a bank was trained on, where that is no pa
     "finetuned-gpt2": "wikitext-2",
     "finetuned-resnet": "cifar10_10k.npz",
     "finetuned-vit": "cifar10_10k.npz",
+    "finetuned-lora": "wikitext-2",
     "cifar2": "cifar2.npz",
 }
 # Instructions that change how sums are cut up, and so the last bits of a result

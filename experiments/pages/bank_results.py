@@ -60,6 +60,9 @@ BANKS = {
     "sotu-gpt2": Setting(
         "State of the Union, GPT-2-like", "2,048 sequences of 64 tokens, 4 layers, 128 wide", "no counterpart"
     ),
+    "finetuned-lora": Setting(
+        "fine-tuning, LoRA", "1,500 sequences, LoRA of rank 8, one epoch", "no counterpart"
+    ),
     "finetuned-gpt2": Setting(
         "fine-tuning, GPT-2-like", "1,500 sequences on top of a pretrained model", "no counterpart"
     ),
@@ -71,6 +74,11 @@ BANKS = {
     "robots": Setting(
         "robots",
         "600 pictures of 32 × 32, LoRA of rank 16 on a UNet of 4.7 M parameters",
+        "SB-Pokemon: 600 pictures of 256 × 256, LoRA of rank 128 on Stable Diffusion",
+    ),
+    "finetuned-unet": Setting(
+        "robots, one order",
+        "the same pictures and model, trained in the same order, judged at 50 timesteps",
         "SB-Pokemon: 600 pictures of 256 × 256, LoRA of rank 128 on Stable Diffusion",
     ),
 }

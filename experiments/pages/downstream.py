@@ -108,6 +108,7 @@ def llama(book: Book) -> str:
 
 ATTRIBUTES = ("subject", "style", "background")
 PICTURES = ("robots", "emoji")
+RECALL_RULES = {"": "k = 5, λ′ = 0.5", ", search": "searched", ", hubs divided out": "hubs divided out"}
 
 
 def recall_table(book: Book, name: str, split: str, beside_paper: str = "") -> str:
@@ -133,14 +134,14 @@ def recall_gains_table(book: Book, name: str) -> str:
     splits = [s for s in found if isinstance(found[s], dict) and "difference" in found[s]]
     rows = [
         [
-            f"{s}{suffix}",
+            f"{s}: {rule}",
             *(shown(found[s]["difference"][f"{a}{suffix}"][a], digits=1, sign=True) for a in ATTRIBUTES),
         ]
         for s in splits
-        for suffix in ("", ", hubs divided out", ", search", ", by default", ", tuned")
+        for suffix, rule in RECALL_RULES.items()
         if all(f"{a}{suffix}" in found[s]["difference"] for a in ATTRIBUTES)
     ]
-    return table(["queries", *(f"weights for {a}: its recall" for a in ATTRIBUTES)], rows)
+    return table(["queries: weights", *(f"weights for {a}: its recall" for a in ATTRIBUTES)], rows)
 
 
 def heat_maps(book: Book) -> str:

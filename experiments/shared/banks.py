@@ -50,6 +50,7 @@ MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "finetuned-lora": ("finetuning", ("lora",)),
     "finetuned-resnet": ("image_finetuning", ("resnet",)),
     "finetuned-vit": ("image_finetuning", ("vit",)),
+    "finetuned-unet": ("robots_finetuning", ()),
 }
 
 

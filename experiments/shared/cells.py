@@ -225,6 +225,12 @@ def _diffusion(name: str) -> Cell:
     return denoiser(name, STUDIES[name])
 
 
+def _robots_finetuned() -> Cell:
+    from experiments.shared import robots_finetuning
+
+    return denoiser("finetuned-unet", robots_finetuning)
+
+
 CELLS: dict[str, Callable[[], Cell]] = {
     "mnist-resnet": lambda: _images("mnist", "resnet"),
     "mnist-vit": lambda: _images("mnist", "vit"),
@@ -237,6 +243,8 @@ CELLS: dict[str, Callable[[], Cell]] = {
     "finetuned-vit": lambda: _images_finetuned("vit"),
     "cifar2": lambda: _diffusion("cifar2"),
     "robots": lambda: _diffusion("robots"),
+    "finetuned-unet": _robots_finetuned,
+    "finetuned-lora": lambda: _texts_finetuned("lora"),
 }
 
 

@@ -64,7 +64,7 @@ def training(
         data=data,
         loss=simple_loss,
         optimizer=partial(torch.optim.AdamW, lr=lr, weight_decay=1e-6),
-        schedule=_schedule,
+        schedule=learning_rate,
         prepare=partial(noised, nothing=nothing),
         order=partial(_batches, batch_size, steps),
     )
@@ -77,7 +77,7 @@ def noised(
     part = TIMESTEPS / count
     t = (torch.arange(count) * part + torch.rand(count, generator=random) * part).long()
     noise = torch.randn(x.shape, generator=random)
-    a = _alphas()[t].view(-1, 1, 1, 1)
+    a = alphas()[t].view(-1, 1, 1, 1)
     made = {"x": a.sqrt() * x + (1 - a).sqrt() * noise, "t": t}
     if "conditions" in batch:
         drop = torch.rand(count, generator=random) < 0.1
@@ -86,7 +86,7 @@ def noised(
 
 
 @cache
-def _alphas() -> Tensor:
+def alphas() -> Tensor:
     return scheduler().alphas_cumprod
 
 
@@ -95,7 +95,7 @@ def simple_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return (model(batch["x"], batch["t"], **given).sample - batch["v"]).square().mean()
 
 
-def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+def learning_rate(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
     return LambdaLR(optimizer, partial(_warm_then_cosine, steps))
 
 

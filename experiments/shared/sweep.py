@@ -32,9 +32,11 @@ EVERY_BANK = (
     "finetuned-vit",
     "sotu-gpt2",
     "wikitext-gpt2",
+    "finetuned-lora",
     "finetuned-gpt2",
     "cifar2",
     "robots",
+    "finetuned-unet",
 )
 BOOTSTRAP = 200
 DECAY = WEIGHT_DECAY[ADAMW]  # with K, the point that is the same for all cells

@@ -21,7 +21,7 @@ from unde.methods import EKFAC
 PAPER = ""
 FEATURES = ("kron(16)", "kron(64)", "factored(1)", "factored(4)", "factored(16)", "none")
 OF_DENOISERS = ("kron(16)", "factored(4)")
-DENOISERS = ("cifar2", "robots")
+DENOISERS = ("cifar2", "robots", "finetuned-unet")
 DRAWS = 4
 
 
