@@ -22,7 +22,7 @@ from unde.index.labels import (
 from unde.methods import TracIn
 from unde.tasks import Classification, Task, TokenClassification
 
-N, M = 40, 4  # examples, and how many the rankings sum over
+N, M = 160, 4  # examples, and how many the rankings sum over
 K = 10  # neighbours
 
 
@@ -196,9 +196,9 @@ def test_the_audit_is_a_row_for_each_example(index, trained):
 def test_the_expected_number_is_about_right(tmp_path, rate):
     """Three well separated classes: the count is within a third, and hardly a right label is flagged."""
     g = torch.Generator().manual_seed(1)
-    true = torch.arange(300) % 3
-    x = 5 * F.one_hot(true, 4).float() + torch.randn(300, 4, generator=g)
-    given, wrong = true.clone(), torch.randperm(300, generator=g)[: round(300 * rate)]
+    true = torch.arange(600) % 3
+    x = 5 * F.one_hot(true, 4).float() + torch.randn(600, 4, generator=g)
+    given, wrong = true.clone(), torch.randperm(600, generator=g)[: round(600 * rate)]
     given[wrong] = (given[wrong] + torch.randint(1, 3, (len(wrong),), generator=g)) % 3
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
@@ -284,5 +284,5 @@ def test_what_has_no_labels_is_refused(index, trained, tmp_path):
     with pytest.raises(UndeError, match="unknown ranking of labels 'size'"):
         wrong_labels(index, by="size")
     for bad in (true[:3], true.float()):
-        with pytest.raises(UndeError, match="expected a class number for each of the 40"):
+        with pytest.raises(UndeError, match="expected a class number for each of the 160"):
             wrong_labels(index).auc(bad)

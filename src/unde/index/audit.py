@@ -4,16 +4,8 @@ The quality of a label y is √(p(y | x) · s(y)), with p of the model and s(c) 
 examples, in the hidden states, that carry c. The model knows the label and the neighbours do not, so a model that has
 memorised its labels is not believed alone.
 
-The cut-off starts from confident learning (Northcutt et al. 2021) with s, which are predictions that leave the example
-itself out. An example counts as confident in a class c if s(c) is at least the mean of s(c) over the examples that
-carry c. The share of the confident examples of a class that are most confident in another one, over all classes, is a
-first rate ε of wrong labels. If labels are replaced at random at this rate, s is their distribution, and
-
-    P(wrong) = ε′ (1 − t) / (ε′ (1 − t) + (1 − ε) t),    t = (s(y) − ε′) / (1 − ε − ε′),    ε′ = ε / (classes − 1).
-
-The number of wrong labels is the sum of P(wrong); so many labels, those of lowest quality, are flagged. The expected
-precision is the mean of P(wrong) over these, with their share as ε. Where classes overlap, neighbours disagree without
-anyone being wrong: t allows for it as far as so few neighbours can tell, and the estimates are too high there.
+The number of wrong labels is estimated from the labels of the neighbours (`label_errors.py`); so many labels, those of
+lowest quality, are flagged. The expected precision is the mean of P(wrong) over these.
 """
 
 from __future__ import annotations
@@ -24,11 +16,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unde.data import Rows
 from unde.errors import UndeError
+from unde.index.label_errors import at_least, wrong_probability
 from unde.index.labels import (
     Evidence,
     LabelledIndex,
@@ -37,6 +29,7 @@ from unde.index.labels import (
     label_evidence,
     rank_labels,
 )
+from unde.index.nearest import count_votes
 from unde.methods import Method
 from unde.scoring import WeightsLike
 from unde.scoring.table import Table
@@ -59,6 +52,7 @@ class LabelAudit:
             the label itself.
         confidence: (N,) the share of the nearest examples that carry the suggested label.
         precision: The share of the flagged labels that are expected to be wrong; 0 where none is flagged.
+        at_least: So many of the flagged labels are wrong, with 95 % confidence.
         proponents: Positions of the strongest proponents of each flagged example, by its position.
         opponents: The same of opponents.
     """
@@ -70,6 +64,7 @@ class LabelAudit:
     suggested: Tensor
     confidence: Tensor
     precision: float
+    at_least: int
     proponents: Mapping[int, Sequence[int]]
     opponents: Mapping[int, Sequence[int]]
 
@@ -85,18 +80,18 @@ class LabelAudit:
         if not count:
             return f"None of {total:,} labels looks wrong."
         return (
-            f"{count:,} of {total:,} labels look wrong; {round(self.precision * count):,} of these are expected to be "
-            f"({self.precision:.0%})."
+            f"{count:,} of {total:,} labels look wrong; about {round(self.precision * count):,} of these are expected "
+            f"to be ({self.precision:.0%}), at least {self.at_least:,}."
         )
 
     @property
     def estimate(self) -> str:
         """How the number and the precision are estimated."""
-        k = self.evidence.nearest.shape[1]
+        k = self.evidence.neighbours.shape[1]
         return (
-            f"Estimated from the labels of the {k} nearest training examples in the model’s hidden states, the example "
-            "itself left out, by confident learning and as if labels were replaced at random. Right but rare or "
-            "ambiguous examples are flagged too: where classes overlap, expect fewer to be wrong."
+            f"Estimated from the labels of the {k} most similar training examples, as if labels were replaced at "
+            "random. Right labels that are rare or ambiguous are flagged too. If the model has learned wrong labels by "
+            "heart, more are wrong than expected. “At least” is a 95 % bound."
         )
 
     @cached_property
@@ -162,15 +157,15 @@ def audit(
     evidence = label_evidence(index, weights, method=method, progress=progress)
     suspects = rank_labels(evidence)
     labels, nearest, usable = suspects.labels, evidence.nearest, evidence.usable & (suspects.labels != IGNORE)
-    order, share = suspects.order[usable[suspects.order]], evidence.share()
-    rate = confident_rate(nearest, labels, suspects.classes, usable)
-    expected = round(float(wrong_probability(share, rate, suspects.classes)[usable].sum()))
+    wrong, low = torch.zeros(2, len(labels), dtype=torch.float64)
+    wrong[usable], low[usable] = wrong_probability(
+        evidence.neighbours[usable], labels[usable], suspects.classes
+    )
+    issues = suspects.order[usable[suspects.order]][: round(float(wrong.sum()))].tolist()
     flagged = torch.zeros_like(usable)
-    flagged[order[:expected]] = True
+    flagged[issues] = True
     other, votes = _other_label(nearest, suspects)
     agreeing = (nearest == labels[:, None]).sum(1)
-    wrong = wrong_probability(share, expected / max(1, len(order)), suspects.classes)
-    issues = order[:expected].tolist()
     along, against = influential_examples(index, issues, count, weights, method)
     return LabelAudit(
         evidence,
@@ -180,48 +175,10 @@ def audit(
         torch.where(flagged, other, labels),
         torch.where(flagged, votes, agreeing) / nearest.shape[1],
         float(wrong[flagged].mean()) if issues else 0.0,
+        at_least(low[flagged]),
         dict(zip(issues, along)),
         dict(zip(issues, against)),
     )
-
-
-def confident_rate(nearest: Tensor, labels: Tensor, classes: int, usable: Tensor) -> float:
-    """The share of wrong labels by confident learning with the shares of the nearest labels (N, k).
-
-    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 0])
-    >>> nearest = torch.tensor([[0, 0]] * 4 + [[1, 1]] * 5)
-    >>> round(confident_rate(nearest, labels, 2, torch.ones(9, dtype=torch.bool)), 2)
-    0.11
-    """
-    shares = (nearest == labels[:, None]).sum(1)[usable].double()
-    at = labels[usable]
-    counts = torch.bincount(at, minlength=classes).double()
-    threshold = torch.bincount(at, weights=shares, minlength=classes) / counts.clamp(min=1)
-    threshold[counts == 0] = torch.inf  # nobody is confident in a class that no label names
-    confident, other = torch.zeros(classes).double(), torch.zeros(classes).double()
-    for some in usable.nonzero()[:, 0].split(_BLOCK):
-        votes = F.one_hot(nearest[some], classes).sum(1).double()
-        votes = votes.masked_fill((votes < threshold) | (votes == 0), -1.0)
-        best = votes.max(1)
-        here = best.values > 0
-        y = labels[some]
-        tied = votes.gather(1, y[:, None])[:, 0] == best.values
-        confident += torch.bincount(y[here], minlength=classes)
-        other += torch.bincount(y[here & ~tied], minlength=classes)
-    return float((counts * other / confident.clamp(min=1)).sum() / counts.sum().clamp(min=1))
-
-
-def wrong_probability(share: Tensor, rate: float, classes: int) -> Tensor:
-    """(N,) P(wrong) of labels that a `share` of the nearest carry, where labels are replaced at this rate.
-
-    >>> wrong_probability(torch.tensor([0.05, 0.5, 0.9]).double(), 0.1, 2).round(decimals=2)
-    tensor([0.9900, 0.1000, 0.0000], dtype=torch.float64)
-    """
-    if rate <= 0:
-        return torch.zeros_like(share)
-    each = rate / max(1, classes - 1)
-    right = ((share - each) / max(1e-6, 1 - rate - each)).clamp(1e-3, 1 - 1e-3)
-    return each * (1 - right) / (each * (1 - right) + (1 - rate) * right)
 
 
 def _other_label(nearest: Tensor, suspects: Suspects) -> tuple[Tensor, Tensor]:
@@ -231,7 +188,7 @@ def _other_label(nearest: Tensor, suspects: Suspects) -> tuple[Tensor, Tensor]:
     """
     best, count = torch.empty_like(suspects.labels), torch.empty(len(nearest), dtype=torch.int64)
     for some in torch.arange(len(nearest)).split(_BLOCK):
-        votes = F.one_hot(nearest[some], suspects.classes).sum(1)
+        votes = count_votes(nearest[some], suspects.classes)
         given, predicted = suspects.labels[some].clamp(min=0)[:, None], suspects.predicted[some][:, None]
         order = (2 * votes).scatter_add(1, predicted, torch.ones_like(predicted)).scatter(1, given, -1)
         best[some] = order.argmax(1)

@@ -31,7 +31,8 @@ from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.index.nearest import nearest_labels
+from unde.index.label_errors import neighbour_count
+from unde.index.nearest import NEAREST, nearest_labels
 from unde.index.state import IndexState
 from unde.methods import Method
 from unde.scoring import Top, WeightsLike
@@ -106,12 +107,18 @@ class Evidence:
     progress: bool = False
 
     @cached_property
-    def nearest(self) -> Tensor:
-        """(N, k) labels of the nearest training examples."""
+    def neighbours(self) -> Tensor:
+        """(N, k) labels of similar training examples, the most similar first."""
         inputs, token = self.index._state.build_inputs("labels are compared"), self.predictions.token
+        k = neighbour_count(int(self.usable.sum()))
         return nearest_labels(
-            inputs.model, classifier(inputs.task), inputs.rows, token, progress=self.progress
+            inputs.model, classifier(inputs.task), inputs.rows, token, k, progress=self.progress
         )
+
+    @property
+    def nearest(self) -> Tensor:
+        """(N, 10) labels of the nearest training examples."""
+        return self.neighbours[:, :NEAREST]
 
     def share(self) -> Tensor:
         """(N,) the share of the nearest examples that carry the label; one more is spread over all classes."""

@@ -27,10 +27,10 @@ def nearest_labels(
     task: Classification | TokenClassification,
     rows: Rows,
     which: Tensor,
-    k: int = NEAREST,
+    k: int,
     progress: bool = False,
 ) -> Tensor:
-    """(N, k) labels of the k nearest other examples, by the cosine of the inputs of the model's last layer.
+    """(N, k) labels of the k nearest other examples, in order, by the cosine of the inputs of the model's last layer.
 
     Of token labels, the neighbours are labelled tokens of all examples, and those of an example are the neighbours of
     its token `which`.
@@ -84,6 +84,16 @@ def _states(
         audited = max(0, int(which[row]))
         at = torch.cat([torch.tensor([audited]), some[some != audited]])
         yield x[at], y[at].long(), 0
+
+
+def count_votes(neighbours: Tensor, classes: int) -> Tensor:
+    """(N, classes) how many neighbours carry each class, by their labels (N, k).
+
+    >>> count_votes(torch.tensor([[0, 2, 2]]), 3)
+    tensor([[1, 0, 2]])
+    """
+    counts = torch.zeros(len(neighbours), classes, dtype=torch.int64)
+    return counts.scatter_add(1, neighbours, torch.ones_like(neighbours))
 
 
 def _vote(states: Tensor, pool: Tensor, labels: Tensor, own: Tensor, k: int) -> Tensor:

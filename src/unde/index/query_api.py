@@ -440,7 +440,8 @@ class QueryableIndex:
             A row for each training example, in order: id, file (where the data know it), is_label_issue, label_quality
             (from 0 to 1, low for suspicious labels), given_label, predicted_label, suggested_label, confidence (the
             share of the nearest examples that carry the suggested label), and of issues the ids of the strongest
-            opponents and proponents. `frame.attrs` has expected_precision, expected_wrong and how they are estimated.
+            opponents and proponents. `frame.attrs` has expected_precision, expected_wrong, at_least_wrong (a 95 %
+            bound) and how they are estimated.
 
         Raises:
             UndeError: The task has no classes, the index was opened without its model, task or data, or pandas is
@@ -452,10 +453,10 @@ class QueryableIndex:
         need_library("pandas")
         result = audit(self, weights, progress=progress)
         frame = result.table(classes).to_pandas()
-        wrong = result.precision * len(result.issues)
         frame.attrs = {
             "expected_precision": result.precision,
-            "expected_wrong": wrong,
+            "expected_wrong": result.precision * len(result.issues),
+            "at_least_wrong": result.at_least,
             "estimate": result.estimate,
         }
         return frame
