@@ -1,3 +1,3 @@
 """The version of the package, for whoever notes what made a file."""
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
