@@ -279,6 +279,29 @@ def test_kernels_are_fitted_once(tmp_path, monkeypatch):
         index.score(QUERIES).rescore(K, projection="kron(4)")
 
 
+@pytest.mark.parametrize("projection", ["none", "kron(4)"])
+def test_the_kernel_of_logra_is_fitted_to_a_sample(tmp_path, monkeypatch, projection):
+    """Of so few examples the sample has all, as an index has; tensors share the blocks of their layer."""
+    options = {"checkpoints": toy.states(1, 2), "checkpoint_weights": [0.7, 0.1], "store_dtype": "float32"}
+    small = toy.build(tmp_path / "s", N, method=LoGRA(SMALL), **options)
+    larger = toy.build(tmp_path / "l", N, method=LoGRA(projection), **options)
+    scores, want = small.score(QUERIES), larger.score(QUERIES)
+    found = scores.rescore(K, projection=projection)
+    assert found.method == want.method
+    close(found.by_group(), picked(want.by_group(), found))
+    close(found.total(W), picked(want.total(W), found))
+    tensors = Groups.by_tensor(small.model)
+    fine = scores.regroup(tensors).rescore(found.indices, projection=projection)
+    close(fine.by_group(), picked(want.regroup(tensors).by_group(), fine))
+    monkeypatch.setattr("unde.index.rescore.SAMPLE", N // 2)
+    assert not torch.allclose(scores.rescore(K, projection=projection).total(), found.total(), rtol=0.01)
+    poor = toy.reopen(small, train_data=toy.data(N), memory="10kB").score(QUERIES)
+    with pytest.raises(
+        UndeError, match=r"fitted to the features of 20 examples, .* raise memory=, or take a smaller"
+    ):
+        poor.rescore(K, projection=projection)
+
+
 @pytest.mark.parametrize(
     ("top", "options", "said"),
     [

@@ -3,31 +3,36 @@
 A small store finds a thousand candidates of each query; a larger one says which of them are the best. Under K = I the
 score of a pair depends on nothing but the pair, so gradients of candidates suffice: each is computed once for as many
 queries as the memory budget holds features of. The kernel of EKFAC is fitted to whole gradients of a sample of the
-training data, once for an open index. Other kernels are fitted to the features of all training examples, so they need
-an index of the larger projection, of which rows of candidates alone are read.
+training data, once for an open index, and that of LoGRA to the features of a sample under the projection. Other kernels
+are fitted to the features of all training examples, so they need an index of the larger projection, of which rows of
+candidates alone are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unde import console
-from unde.data import Rows
+from unde.data import Rows, evenly
 from unde.devices import put
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
+from unde.gradients.whitening import SAMPLE
 from unde.index.feature_runner import FeatureRunner
 from unde.index.gradient_kernel import KERNELS, Kept, apply_in_place, fit_to_gradients
 from unde.index.query_features import QueryFeatures
 from unde.index.reader import IndexReader
 from unde.index.state import IndexState
-from unde.kernels import Identity
+from unde.kernels import Gram, Identity, TensorSource
+from unde.kernels.base import Fitted, Kernel, ParameterColumns, fit_kernel
+from unde.kernels.logra import layer_columns
 from unde.methods import Method, TracIn
 from unde.projection import Spec
 from unde.scoring.blocks import cut
@@ -107,12 +112,14 @@ class IndexRescorer:
 
     def _measure(self, scores: GroupScores, where: Tensor, projection: str, queries: Any) -> CandidateScores:
         spec, kernel = Spec.parse(projection), scores.method.kernel
-        if kernel != Identity() and not (str(spec) == WHOLE and isinstance(kernel, KERNELS)):
+        whole = str(spec) == WHOLE and isinstance(kernel, KERNELS)
+        if kernel != Identity() and not (whole or _is_by_layer(kernel)):
             raise UndeError(
                 f"{type(scores.method).__name__} has a kernel, which is fitted to the features of all training "
                 f"examples, and there are none under {spec}: build an index with that projection and pass it, "
                 "scores.rescore(top, index=larger); or score by 'tracin', which needs no kernel. Those of EKFAC and of "
-                "the diagonal metric are fitted to whole gradients, projection='none'"
+                "the diagonal metric are fitted to whole gradients, projection='none', and that of LoGRA with "
+                "fisher='empirical' to any projection"
             )
         if spec.kind == "pca":
             raise UndeError(
@@ -163,15 +170,39 @@ class OtherProjection:
         self.memory, self.moments, self.there = stored.memory, moments, stored.compute
         self.runner = runner.with_method(method, train, stored.memory // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
-        self._digests = stored.values("digest")
+        self._digests, self._skipped = stored.values("digest"), stored.skipped
 
     def queries(self, rows: Rows) -> Tensor:
-        """(C, Q, D) features of queries, with K applied."""
+        """(C, Q, D) features of queries, with K applied where it does not mix parameters."""
         features = self.runner.features(rows).features
-        for c, of_checkpoint in enumerate(features if self.method.kernel != Identity() else ()):
-            at = self.runner, self.train, c, self.memory, self.there
-            apply_in_place(fit_to_gradients(self.method, *at, self.moments), of_checkpoint)
+        if isinstance(self.method.kernel, KERNELS) and self.method.kernel != Identity():
+            for c, of_checkpoint in enumerate(features):
+                at = self.runner, self.train, c, self.memory, self.there
+                apply_in_place(fit_to_gradients(self.method, *at, self.moments), of_checkpoint)
         return features
+
+    @cached_property
+    def layer_kernels(self) -> list[Fitted]:
+        """K of LoGRA under each checkpoint, fitted to the features of a sample."""
+        if not _is_by_layer(self.method.kernel):
+            return []
+        m, there = self.manifest, (~self._skipped).nonzero()[:, 0]
+        where = there[evenly(len(there), SAMPLE)]
+        need = 4 * m.terms * m.width * len(where)
+        if QUERY_SHARE * need > self.memory:
+            raise UndeError(
+                f"{type(self.method).__name__} under {self.method.projection} is fitted to the features of "
+                f"{len(where):,} examples, {console.size(need)}, and a quarter of the memory budget of "
+                f"{console.size(self.memory)} is less: raise memory=, or take a smaller projection, "
+                "scores.rescore(top, projection='kron(64)')"
+            )
+        parts = [ParameterColumns(name, columns) for name, columns in zip(m.unit_names, m.columns)]
+        fitted = list[Fitted]()
+        for features in self.rows(where)[0]:
+            source = TensorSource(put(features, self.there.device), parts)
+            self.method.kernel.bind(source.sizes).check(self.there.memory, self.there.device)
+            fitted.append(fit_kernel(self.method.kernel, source))
+        return fitted
 
     def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
         """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""
@@ -202,6 +233,12 @@ class CandidateFeatures(TrainFeatures):
         self.cuts = list(cut(slice(0, len(which)), computation.step))
         behind = computation.scores.train
         self.device, self.block_memory = behind.device, behind.block_memory
+        if kernels := computation.measure.layer_kernels:
+            self.kernel_blocks = list(layer_columns(kernels[0].source.sizes.parts).values())
+
+    def apply_kernel(self, checkpoint: int, queries: Tensor) -> Tensor:
+        kernels = self.computation.measure.layer_kernels
+        return kernels[checkpoint].apply(queries) if kernels else queries
 
     def block(self, s: int) -> list[Tensor]:
         which = self.which[self.cuts[s]]
@@ -271,6 +308,11 @@ class _CandidatePass:
         groups = self.train_squares.shape[1]
         self.train_squares[at] = torch.zeros(len(which), groups).index_add_(1, self.group, squares)
         self.extra_values[at] = extra_values
+
+
+def _is_by_layer(kernel: Kernel) -> bool:
+    """Whether it is that of LoGRA, of the gradients that candidates have."""
+    return isinstance(kernel, Gram) and (kernel.blocks, kernel.fisher) == ("layer", "empirical")
 
 
 def _put(linear: Tensor, within: Tensor, rows: slice, parts: Tensor) -> None:
