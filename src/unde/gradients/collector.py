@@ -124,6 +124,19 @@ class Collector:
         else:
             column.add_(feature.to(column))  # += would copy it back as well
 
+    def _put_outer(self, features: Tensor, unit: Unit, left: Tensor, right: Tensor) -> bool:
+        """Put Σ_t left_t right_tᵀ in its place without a copy in between; False where its dtype or device differ."""
+        column = features[:, self._by_name[unit.name].columns]
+        if any((x.dtype, x.device) != (column.dtype, column.device) for x in (left, right)):
+            return False
+        matrices = column.unflatten(1, (left.shape[2], right.shape[2]))
+        if unit.name in self._unset:
+            self._unset.discard(unit.name)
+            torch.bmm(left.mT, right, out=matrices)
+        else:
+            matrices.baddbmm_(left.mT, right)
+        return True
+
     def fit(self, memory: int, example: Any) -> None:
         """Choose the rows of a pass by the memory that it takes for an example, a batch of one."""
 
@@ -230,8 +243,10 @@ class Collector:
         assert self._out is not None
         saved = holder.pop()  # freed now; the graph keeps its hooks to the end of the pass
         with torch.no_grad():
-            put = partial(self._put, self._out)
-            out = _ModuleFeatures(hooked, put, self._by_name, self._batch, self.factors, self._mask)
+            put, put_outer = partial(self._put, self._out), partial(self._put_outer, self._out)
+            out = _ModuleFeatures(
+                hooked, put, put_outer, self._by_name, self._batch, self.factors, self._mask
+            )
             hooked.rule.backward(saved, hooked.batch_first(g, self._batch), self._batch, out)
 
 
@@ -241,6 +256,7 @@ class _ModuleFeatures:
 
     hooked: HookedModule
     put: Callable[[Unit, Tensor], None]
+    put_outer: Callable[[Unit, Tensor, Tensor], bool]
     emitted: Collection[str]  # units whose features are wanted
     batch: int
     factors: Factors | None
@@ -255,9 +271,12 @@ class _ModuleFeatures:
         unit = self.hooked.units[parameter]
         if self.factors is not None and not unit.lookup:
             self.factors.add(unit.name, left, right, self.mask)
-        if unit.name in self.emitted:
-            projection = self.hooked.rule.projections[parameter]
-            self.add(parameter, fold(outer(projection, left, right), self.batch))
+        if unit.name not in self.emitted:
+            return
+        projection = self.hooked.rule.projections[parameter]
+        apart = projection.factored and len(left) == self.batch
+        if not (apart and self.put_outer(unit, left, right)):
+            self.put(unit, fold(outer(projection, left, right), self.batch))
 
 
 def _detach(tree: Any) -> Any:

@@ -96,12 +96,17 @@ class Statistics:
     ) -> Iterator[Tensor]:
         """Features of the sample, pass by pass; those of `some` of the units alone.
 
-        Examples whose gradients are not finite are left out: a build refuses or skips them by name.
+        Examples whose gradients are not finite are left out: a build refuses or skips them by name. The next pass
+        overwrites what is given out.
         """
-        for run, cut in self.runs(units, passes, title, Measurement(units if some is None else some)):
-            [result] = run.over(self.rows.batches([cut]))
-            finite = result.features.isfinite().all(1)
-            yield result.features if finite.all() else result.features[finite]
+        what = Measurement(units if some is None else some)
+        buffer = torch.empty(passes[0], what.units[-1].stop)  # of all passes: new memory is slow
+        for run, cut in self.runs(units, passes, title, what):
+            [result] = run.over(self.rows.batches([cut]), [buffer[: len(cut)]])
+            if torch.linalg.vector_norm(result.features, dim=1).isfinite().all():
+                yield result.features
+            else:  # or too large to be squared
+                yield result.features[result.features.isfinite().all(1)]
 
     def covariances(
         self, units: Sequence[Unit], passes: Passes, title: str, sizes: Mapping[str, Sides]

@@ -55,6 +55,7 @@ class ShardWriter:
         self._batches: tuple[list[Job], Generator[Batch]] | None = None  # of jobs that no pass was asked for
         self._results: tuple[list[Job], Generator[PassResult]] | None = None
         self._features = deque[Tensor]()  # of passes that are packed together, in the order of the results
+        self._spare: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "manifest", "inputs", "workers", "ids")
@@ -89,14 +90,22 @@ class ShardWriter:
         run = self.runner.open_pass(c)
         yield from run.over(_read_batches(self, itertools.islice(batches, count)), outs, take=True)
 
-    def take_features(self) -> Tensor:
-        """The features of the passes whose results came last."""
-        return self._features.popleft()
+    def pack_features(self) -> dict[str, Tensor]:
+        """The features of the passes whose results came last, as they are stored."""
+        features = self._features.popleft()
+        packed = self.manifest.codec.pack(features, self.manifest.columns)
+        memory = features.untyped_storage().data_ptr()
+        if all(x.untyped_storage().data_ptr() != memory for x in packed.values()):
+            self._spare = features  # to be used again: new memory is slow
+        return packed
 
     def _rows(self, group: Sequence[range]) -> Iterator[Tensor]:
         """The rows of each pass in one tensor."""
         sizes = [len(cut) for cut in group]
-        self._features.append(torch.empty(sum(sizes), self.manifest.width))
+        spare, self._spare = self._spare, None
+        if spare is None or len(spare) < sum(sizes):
+            spare = torch.empty(sum(sizes), self.manifest.width)
+        self._features.append(spare[: sum(sizes)])
         yield from self._features[-1].split(sizes)
 
     def groups(self, s: int) -> list[list[range]]:
@@ -121,6 +130,7 @@ class ShardWriter:
                 stream[1].close()
         self._results = self._batches = None
         self._features.clear()
+        self._spare = None
 
 
 class ShardsFailed(UndeError):
@@ -153,7 +163,7 @@ def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
                 ):  # as large as the model: only the sum stays in memory
                     parts[0][FACTORS] += parts[-1].pop(FACTORS)
                 writer.advance(len(rows))
-            packed.append(m.codec.pack(writer.take_features(), m.columns))
+            packed.append(writer.pack_features())
         whole = packed[0] if len(packed) == 1 else concatenate(packed)
         return concatenate(parts) | whole
 

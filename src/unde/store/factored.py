@@ -34,6 +34,7 @@ AUTO = "auto"  # float32 or int8, by the size of the store
 _SMALL = 64  # matrices with a side up to this are decomposed exactly
 _OVERSAMPLED = 8  # directions more than are kept
 _ITERATIONS = 2
+_NEAR = 2.0**40
 _STEPS = 127
 _LARGEST = (1 - 2.0**-20) * 2.0**128 / _STEPS**2  # 127² times it is in the range of float32
 
@@ -63,27 +64,30 @@ class Factored(Codec):
         }
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
-        largest(features, columns, self.name)  # all of it is finite
+        sizes = largest(features, columns, self.name)
         kinds = self.layout(len(features), columns)
         out = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
-        for run in self._runs(columns, together=False):
+        for i, run in enumerate(self._runs(columns, together=False)):
             x = features[:, run.columns]
             if run.sides is None:
                 numbers, scale = Int8().pack(x, [slice(0, run.size)]).values()
             else:
-                numbers, scale = self._factors(x, run.sides)
+                numbers, scale = self._factors(x, run.sides, sizes[:, i : i + 1])
             out["features"][:, run.numbers], out["scale"][:, run.scales] = numbers, scale
         return out
 
-    def _factors(self, x: Tensor, sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Of matrices (n, r·s): numbers (n, c·(r + s)) and scales (n, c)."""
-        matrices = x.to(torch.float32).reshape(-1, *sides)
-        size = largest(matrices.flatten(1), [slice(0, sides[0] * sides[1])], self.name).unsqueeze(2)
+    def _factors(self, x: Tensor, sides: tuple[int, int], size: Tensor) -> tuple[Tensor, Tensor]:
+        """Of matrices (n, r·s) with entries up to `size` (n, 1): numbers (n, c·(r + s)) and scales (n, c)."""
+        matrices = x.to(torch.float32).unflatten(1, sides)
         tiny = torch.finfo(torch.float32).tiny
-        size = torch.where(size > tiny, size, 1.0)  # entries near 1: their squares stay in range
-        left, right = leading(matrices / size, self.rank)
+        size = torch.where(size > tiny, size, 1.0)
+        if 1 / _NEAR < size.min() and size.max() < _NEAR:  # squares stay in range: no need of a copy
+            size = torch.ones_like(size)
+        else:
+            matrices = matrices / size.unsqueeze(2)
+        left, right = leading(matrices, self.rank)
         most = [f.abs().amax(1) for f in (left, right)]  # (n, c)
-        scale = most[0] * most[1] * size[:, 0] / _STEPS**2
+        scale = most[0] * most[1] * size / _STEPS**2
         scale = torch.where(scale >= tiny, scale.clamp(max=_LARGEST), 0.0)
         both = [f / torch.where(m > 0, m, 1.0).unsqueeze(1) * _STEPS for f, m in zip((left, right), most)]
         return torch.cat(both, 1).mT.round().to(torch.int8).flatten(1), scale
