@@ -1,5 +1,7 @@
 """A model, data and an index so small that every test can afford its own."""
 
+import copy
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,6 +135,13 @@ def everything(folder: Path) -> Index:
     bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
     index.calibrate(queries=data(12, seed=4), bank=bank, baselines=False)
     return index
+
+
+def copied(index: Index, folder: Path) -> Index:
+    """A copy that a test may change, where a build for each test would take longer."""
+    shutil.copytree(index.folder, folder)
+    given = {"model": copy.deepcopy(index.model), "task": index.task, "train_data": index.train_data}
+    return Index.open(folder, **given)
 
 
 def reopen(index: Index, **options: Any) -> Index:

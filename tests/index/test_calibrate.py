@@ -36,10 +36,15 @@ def training(**other):
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    model, method = training()(np.arange(N), 0), EKFAC(projection="none", fisher="sampled")
+    return toy.build(tmp_path_factory.mktemp("built") / "i", N, model=model, method=method)
+
+
 @pytest.fixture
-def index(tmp_path):
-    model = training()(np.arange(N), 0)
-    return toy.build(tmp_path / "i", N, model=model, method=EKFAC(projection="none", fisher="sampled"))
+def index(built, tmp_path):
+    return toy.copied(built, tmp_path / "i")
 
 
 def masks(count=6, seed=0):

@@ -15,10 +15,12 @@ METHODS = [
 ]
 
 
-@pytest.fixture(params=["one checkpoint", "three checkpoints"])
-def index(tmp_path, request):
+@pytest.fixture(scope="module", params=["one checkpoint", "three checkpoints"])
+def index(tmp_path_factory, request):
     several = {"checkpoints": toy.states(1, 2, 3), "checkpoint_weights": [1, 0.5, 0.2]}
-    return toy.build(tmp_path / "i", **(several if request.param == "three checkpoints" else {}))
+    return toy.build(
+        tmp_path_factory.mktemp("index") / "i", **(several if request.param == "three checkpoints" else {})
+    )
 
 
 def full(index, method, weights=None):

@@ -35,9 +35,11 @@ def utility(model: float) -> np.ndarray:
     return np.array([model, -model])
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    ("remote", "method"), [*(("memory", name) for name in METHODS), ("s3", "ekfac")], indirect=["remote"]
+)
 def test_the_same_bytes_as_in_a_folder(tmp_path, remote, method):
-    memory, options = remote, {"method": method, "ids": [f"#{i}" for i in range(22)]}
+    memory, options = remote, {"method": METHODS[method], "ids": [f"#{i}" for i in range(22)]}
     here, there = toy.build(tmp_path / "i", **options), toy.build(str(memory / "i"), **options)
     want = here.score(QUERIES)
     assert torch.equal(there.score(QUERIES).total(), want.total())
@@ -63,7 +65,11 @@ def test_weights_are_learned_saved_and_read(tmp_path, remote):
         Weights.load(f"{remote}/other.json")
 
 
-@pytest.mark.parametrize("damage", ["lost", "cut", "foreign", "flipped"])
+@pytest.mark.parametrize(
+    ("remote", "damage"),
+    [*(("memory", damage) for damage in ("lost", "cut", "foreign", "flipped")), ("s3", "cut")],
+    indirect=["remote"],
+)
 def test_a_build_goes_on(tmp_path, remote, damage, capsys):
     whole, index = toy.content(toy.build(tmp_path / "i").folder), toy.build(remote / "i")
     shard = index.folder / "shards" / "c00-000001.safetensors"

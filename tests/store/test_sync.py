@@ -21,12 +21,17 @@ from unde.tasks import Classification
 QUERIES = toy.data(3, seed=3)
 
 
-@pytest.fixture
-def index(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
     """With all that may be in a folder."""
-    made = toy.everything(tmp_path / "i")
+    made = toy.everything(tmp_path_factory.mktemp("built") / "i")
     made.score(QUERIES, TRAK(projection="pca(2)"))
     return made
+
+
+@pytest.fixture
+def index(built, tmp_path):
+    return toy.copied(built, tmp_path / "i")
 
 
 def everything(folder):
