@@ -12,11 +12,13 @@ torch.set_num_threads(1)  # models and matrices of tests are small: a second thr
 
 # They take longest: begun first, none of them keeps one core waiting at the end.
 LONG = [
-    "index/test_ray.py", "docs/test_docs_code.py", "index/test_build_processes.py", "plan/test_plan.py",
-    "ui/test_demo.py", "plan/test_plan_command.py", "index/test_label_free.py",
-    "index/test_index_kill.py", "gradients/test_huggingface.py", "index/test_segments_faults.py", "test_faults.py",
-    "ui/explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py",
-    "evaluate/test_bank_workers.py", "parallel/test_processes.py",
+    "index/test_ray.py", "docs/test_docs_code.py", "plan/test_plan.py", "index/test_build_processes.py",
+    "gradients/test_huggingface.py", "index/test_label_free.py", "test_notebooks.py", "index/test_segments_faults.py",
+    "index/test_calibrate.py", "gradients/test_layer_rules.py", "docs/test_docs_site.py", "store/test_sync.py",
+    "ui/test_demo.py", "evaluate/test_calibration.py", "store/test_s3_store.py", "index/test_index_kill.py",
+    "test_release.py", "test_faults.py", "index/test_index_workers.py", "evaluate/test_bank_workers.py",
+    "parallel/test_processes.py", "ui/explorer/test_explorer_browser.py",
+    "devices/test_device_workers.py", "devices/test_device_passes.py", "devices/test_device_builds.py",
 ]  # fmt: skip
 
 

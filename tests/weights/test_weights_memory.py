@@ -53,8 +53,7 @@ def peak(index, memory, queries, use):
 
 
 @pytest.mark.parametrize("solver", ["adamw", "fixed-point"])
-@pytest.mark.parametrize("queries", [24, 60])
-@pytest.mark.parametrize("memory", [2 * MB, 5 * MB])
+@pytest.mark.parametrize(("memory", "queries"), [(5 * MB, 24), (2 * MB, 24), (2 * MB, 60)])
 def test_learning_stays_within_the_budget(indexes, solver, queries, memory):
     """Contributions of a fifth of the budget, up to one and a half times as much."""
 
