@@ -71,10 +71,13 @@ def test_another_model_or_optimizer_is_refused(tmp_path):
     wide = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     deep = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3))
     other = trained(wide)
+    some = trained(model, named=True).state_dict()
+    some["param_groups"][0]["param_names"].pop()
     for given, said in [
         (other, "the optimizer holds none of the model's parameters"),
         (other.state_dict(), r"parameter '0.weight' has shape \(6, 5\), its second moments \(7, 5\)"),
         (trained(deep).state_dict(), "it has 6 parameters, the model 4 that are trained"),
+        (some, "names 3 of its 4 parameters"),
         (trained(toy.net(), torch.optim.SGD).state_dict(), "holds no second moments"),
         ({"0.weight": torch.ones(6, 5)}, "no second moments for parameter '0.bias'"),
         ({n: -torch.ones(p.shape) for n, p in model.named_parameters()}, "'0.weight' hold NaN or negative"),

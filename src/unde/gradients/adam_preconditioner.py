@@ -100,14 +100,16 @@ def _from_state_dict(state_dict: Mapping[str, Any], model: nn.Module) -> dict[st
     """State dicts number parameters in the order of the model's, unless they have names."""
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     numbers = [(i, g) for g in state_dict["param_groups"] for i in g["params"]]
-    param_names = [n for g in state_dict["param_groups"] for n in g.get("param_names", ())]
-    if not param_names and len(numbers) != len(trained):
+    names = [n for g in state_dict["param_groups"] for n in g.get("param_names", ())]
+    if names and len(names) != len(numbers):
+        raise UndeError(f"the optimizer state names {len(names)} of its {len(numbers)} parameters; {_HELP}")
+    if not names and len(numbers) != len(trained):
         raise UndeError(
             f"the optimizer state is of another model: it has {len(numbers)} parameters, the model "
             f"{len(trained)} that are trained; {_HELP}"
         )
     moments = {}
-    for (i, group), name in zip(numbers, param_names or trained):
+    for (i, group), name in zip(numbers, names or trained, strict=True):
         state = state_dict["state"].get(i, {})
         if _KEY in state:
             moments[name] = _correct_bias(state, group)
