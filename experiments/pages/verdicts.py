@@ -89,9 +89,6 @@ class Count:
         return [*map(str, (self.cells, self.better, self.same, self.worse, self.worse_alone)), self.mean]
 
 
-COUNTED = ("cells", "better", "no difference", "worse", "worse, uncorrected", "mean difference")
-
-
 def count(banks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Count:
     """{bank: differences of its methods} → the count, and the mean over cells with its interval.
 
