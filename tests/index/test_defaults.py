@@ -73,6 +73,11 @@ def test_methods_by_task(task, kind):
     assert chosen(toy.net(), task=task) == TRAK("none").resolve(kind)
 
 
+def test_diffusion_models_take_d_trak_with_any_features():
+    assert chosen(wide(), task=OfDiffusion()).name == "d-trak"
+    assert chosen(wide(), task=OfDiffusion(), projection="sjlt(64)").name == "d-trak"
+
+
 def test_projections_that_ekfac_cannot_take_are_for_trak():
     assert chosen(wide(), projection="sjlt(64)").name == "trak"
     assert chosen(wide(), projection="kron(16)") == EKFAC("kron(16)").resolve("classification")

@@ -189,7 +189,8 @@ def _wanted(
     if method == AUTO:
         name = CHOICES.get(kind, DEFAULT_METHOD)
         whole = named is not None and Spec.parse(named).kind not in MATRICES
-        method = METHODS[_MIXING if whole or weighed or sizes.parameters <= SMALL else name]()
+        mixing = sizes.parameters <= SMALL or (name == "ekfac" and (whole or weighed))
+        method = METHODS[_MIXING if mixing else name]()
     wanted = methods.parse(method)
     if named is not None and wanted.projection not in (None, named):
         raise UndeError(

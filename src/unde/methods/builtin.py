@@ -22,7 +22,7 @@ DAMPINGS: dict[str, dict[str, float]] = {
 }
 PAPER_DAMPINGS = (5e-3, 5e-2, 5e-1, 5.0, 50.0)  # absolute λ (relative=False) that the paper sweeps
 # Kind of task → method of method="auto", by its LDS on whole gradients: experiments/studies/quality.py
-CHOICES = {"language": "ekfac", "classification": "ekfac", "diffusion": "trak"}
+CHOICES = {"language": "ekfac", "classification": "ekfac", "diffusion": "d-trak"}
 DEFAULT_METHOD = "ekfac"  # of other tasks
 FISHERS = (AUTO, "empirical", "sampled", "true")
 MOST_LABELS = 32  # that fisher="true" enumerates
