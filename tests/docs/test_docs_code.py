@@ -68,17 +68,45 @@ def test_code_of_a_page_runs(name, folder):
             else:
                 # Tracebacks name the page and its line.
                 exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
-    if name == "README.md":
-        check_quickstart(said.getvalue())
+    if name in CHECKS:
+        CHECKS[name](names, said.getvalue())
 
 
-def check_quickstart(said):
+def check_quickstart(names, said):
     """It does what the text says: proponents of a digit show that digit, and LDS is said without and with weights."""
     assert re.search(r"cross-fitted LDS [\d.]+ % without and [\d.]+ % with weights", " ".join(said.split()))
     [(digits, proponents)] = re.findall(r"digits (\[.*?\]) proponents (\[\[.*\]\])", said)
     pairs = zip(json.loads(digits), json.loads(proponents))
     agree = sum(p == digit for digit, row in pairs for p in row)
     assert agree >= 15, f"{agree} of 25 proponents show their query's digit"
+
+
+def check_other_libraries(names, said):
+    assert names["weights"].values[0] > 1.2  # the signal counts for more
+    compared = names["unde"].evaluate.compare(*(names[n] for n in ("ask", "weights", "masks", "utility")))
+    assert compared.difference.mean > 0.05 and compared.checked
+    [head, first, *rest] = Path("top.csv").read_text().splitlines()
+    assert len(rest) == 149 and first.split(",")[head.split(",").index("id")].startswith("row-")
+    page = Path("report.html").read_text()
+    assert page.count("<article") >= 3 and "weighted" in page
+
+
+def check_robots(names, said):
+    text = (ROOT / "docs" / "robots.md").read_text()
+    assert names["test"].prompts[0] in text
+    assert names["learn"].prompts[0] in names["data"].train_categories["style"]
+    printed = dict(line.split() for line in said.splitlines())
+    assert all(0.02 < float(value) < 0.05 for value in printed.values())  # 500 × 10 draws at 20 / 600
+    for attribute, categories in names["data"].categories.items():
+        assert attribute in printed
+        assert f"| {attribute} | {', '.join(categories[:5])} | {', '.join(categories[5:])} |" in text
+
+
+CHECKS = {
+    "README.md": check_quickstart,
+    "docs/other-libraries.md": check_other_libraries,
+    "docs/robots.md": check_robots,
+}
 
 
 def test_quickstart_is_short():

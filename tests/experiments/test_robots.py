@@ -1,11 +1,9 @@
 """The robots: structure, sameness, and that each attribute can be seen in the pictures."""
 
 import hashlib
-import re
 from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,18 +185,3 @@ def test_mistakes_are_named(data, monkeypatch):
     scenes._matches.cache_clear()
     monkeypatch.setattr(scenes, "find_spec", lambda name: None)
     refused(r"pip install 'unde\[examples\]'", robots)
-
-
-def test_the_page_about_the_robots_runs(capsys):
-    text = (Path(__file__).parents[2] / "docs" / "robots.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names = {}
-    exec(code, names)
-    assert (
-        names["test"].prompts[0] in text
-        and names["learn"].prompts[0] in names["data"].train_categories["style"]
-    )
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert all(0.02 < float(printed[a]) < 0.05 for a in ATTRIBUTES)  # 500 × 10 draws at 20 / 600
-    for attribute, categories in CATEGORIES.items():
-        assert f"| {attribute} | {', '.join(categories[:5])} | {', '.join(categories[5:])} |" in text
