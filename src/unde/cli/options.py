@@ -125,8 +125,7 @@ BUILT = ("auto", *METHODS)
 BuiltMethod = Annotated[
     str,
     option(
-        f"{_METHOD_HELP}; auto: trak for models with up to 5,000 parameters, d-trak for diffusion models, "
-        "ekfac for others",
+        f"{_METHOD_HELP}; auto: trak for small models, d-trak for diffusion models, ekfac for others",
         "--method",
         autocompletion=one_of(*BUILT),
     ),
