@@ -58,6 +58,7 @@ def baselines(
     data: Corpus, model: nn.Module, queries: Tensor, layer: str = LAST_BLOCK["gpt2"]
 ) -> dict[str, Tensor]:
     """(Q, N) scores that need no gradients: of words, and of mean-pooled hidden states of the last block."""
+    layer = next(name for name, _ in model.named_modules() if name.endswith(layer))  # also below an adapter
     texts = [[data.text(row) for row in rows] for rows in (data.train, queries)]
     columns = [{"input_ids": rows} for rows in (data.train, queries)]
     return {
