@@ -1,5 +1,6 @@
 """Small models of the kinds that people train, for the list in `cases.py`."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -164,8 +165,7 @@ def mlp():
 
 
 def resnet(norm="batch"):
-    from transformers import ResNetConfig, ResNetForImageClassification
-
+    transformers = pytest.importorskip("transformers")
     sizes = {
         "num_channels": 2,
         "embedding_size": 6,
@@ -173,7 +173,7 @@ def resnet(norm="batch"):
         "depths": [1, 2],
         "num_labels": 3,
     }
-    model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(layer_type="basic", **sizes))
     if norm == "group":
         for module in list(model.modules()):
             for name, child in module.named_children():
@@ -183,24 +183,25 @@ def resnet(norm="batch"):
 
 
 def vit():
-    from transformers import ViTConfig, ViTForImageClassification
-
+    transformers = pytest.importorskip("transformers")
     images = {"image_size": 8, "patch_size": 4, "num_channels": 2, "num_labels": 3}
     layers = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    return ViTForImageClassification(ViTConfig(**images, **layers))
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**images, **layers))
 
 
 def gpt2(attention="sdpa"):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    transformers = pytest.importorskip("transformers")
     tokens = {"vocab_size": 23, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
     sizes = {"n_embd": 12, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**tokens, **sizes, attn_implementation=attention))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**tokens, **sizes, attn_implementation=attention)
+    )
 
 
 def llama(attention="sdpa"):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     layers = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": 23, "max_position_embeddings": 16, "num_key_value_heads": 1}
-    return LlamaForCausalLM(LlamaConfig(**layers, **tokens, attn_implementation=attention))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**layers, **tokens, attn_implementation=attention)
+    )

@@ -1,5 +1,6 @@
 """Hugging Face models as they come, small: what `test_huggingface.py` and its neighbours run over."""
 
+import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -8,6 +9,7 @@ from cases import Case, images, ragged
 from unde.data import Rows
 from unde.tasks import CausalLM, MaskedLM, Seq2SeqLM, TokenClassification
 
+pytest.importorskip("transformers")
 SMALL = dict.fromkeys(["bos_token_id", "eos_token_id", "pad_token_id"], 0)
 SMALL |= {"vocab_size": 23, "max_position_embeddings": 16}
 SMALL |= {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 4}

@@ -4,7 +4,6 @@ Each layer is tried behind another one, and first in a model, where its input ne
 """
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ conv1d, conv2d, conv3d = (partial(partial, layer) for layer in (nn.Conv1d, nn.Co
 
 
 def from_transformers(module, name, *args, **options):
-    return lambda: getattr(import_module(f"transformers.{module}"), name)(*args, **options)
+    return lambda: getattr(pytest.importorskip(f"transformers.{module}"), name)(*args, **options)
 
 
 hugging_face_conv1d = from_transformers("pytorch_utils", "Conv1D", 7, 5)

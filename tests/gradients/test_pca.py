@@ -120,10 +120,10 @@ def test_lost_or_foreign_directions_are_refused_and_the_advice_restores_them(tmp
 
 
 def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2)).eval()
+    sizes = {"vocab_size": 40, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     rows = Rows([{"input_ids": torch.randint(40, (9,))} for _ in range(6)], CausalLM().collate)
     names = [n for n, _ in model.named_parameters()]
     monkeypatch.setattr(directions, "LIMIT", 30)

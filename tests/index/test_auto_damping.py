@@ -15,11 +15,13 @@ def usual(method, kind="classification"):
 
 
 def test_kinds_of_tasks():
-    from diffusers import DDPMScheduler
-
+    diffusers = pytest.importorskip("diffusers")
     assert kind_of(Classification().identity()) == "classification"
     assert kind_of(CausalLM().identity()) == "language"
-    assert kind_of(Diffusion(DDPMScheduler(num_train_timesteps=100), timesteps=6).identity()) == "diffusion"
+    assert (
+        kind_of(Diffusion(diffusers.DDPMScheduler(num_train_timesteps=100), timesteps=6).identity())
+        == "diffusion"
+    )
 
 
 def test_it_is_settled_recorded_and_printed(tmp_path, capsys):

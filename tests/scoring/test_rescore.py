@@ -185,6 +185,7 @@ def test_the_best_are_those_of_all_if_all_are_candidates(small, tmp_path):
         assert torch.equal(a.indices, b.indices)
         assert a.ids == [[NAMES[i] for i in row] for row in b.indices.tolist()]
         close(a.values, b.values)
+    pytest.importorskip("pandas")
     table = found.top(2).to_pandas()
     assert list(table.columns) == ["query", "query_id", "rank", "index", "id", "score"] and len(table) == 14
 
