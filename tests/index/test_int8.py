@@ -56,7 +56,7 @@ def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypat
     index = toy.build(tmp_path / "i", 100, method=method, store_dtype=dtype, shard_passes=10)
     monkeypatch.setattr(train_features, "RUN_BYTES", 17 * 4 * index.manifest.width)
     monkeypatch.setattr(train_features, "_FEWEST", 1)
-    assert train_features.run_rows(index.manifest.width) == 16 < index.manifest.shards[0].stop
+    assert train_features.run_rows(index.manifest.width, 2**30) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
     sides = [toy.training(at, at.method) for at in (little, much)]
     assert [side._blocks_in_memory is None for side in sides] == [True, False]

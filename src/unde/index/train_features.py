@@ -20,10 +20,8 @@ from unde.scoring.train_features import TrainFeatures
 HELD_SHARE = 4  # blocks stay in memory if all of them take at most 1/4 of the budget
 RUN_BYTES = 2**23  # of each thread that are unpacked together: with fewer, threads wait too often
 MOST_RUN_BYTES = 2**24  # of all threads: more are not in the cache any more when they are multiplied
-_FEWEST, _FEWEST_BYTES = (
-    64,
-    2**29,
-)  # rows: products with fewer are slow, but as many whole gradients are too large
+_FEWEST, _FEWEST_BYTES = 64, 2**29  # rows: products with fewer are slow, but as many gradients are too large
+_FEWEST_SHARE = 4  # they take at most 1/4 of the budget
 
 
 class StoredFeatures(TrainFeatures):
@@ -96,7 +94,7 @@ class StoredFeatures(TrainFeatures):
             yield from self.blocks()
             return
         width, terms = self.columns[-1].stop, len(self._caches)
-        step = run_rows(width * terms) if here else self.device_rows(1 / DEVICE_SHARE)
+        step = run_rows(width * terms, self.reader.memory) if here else self.device_rows(1 / DEVICE_SHARE)
         buffers = None if codec.mapped else torch.empty(terms, step, width, device=self.device)
         for rows, packed in upload(self._packed_runs(step), self.device):
             outs = [None] * terms if buffers is None else buffers[:, : rows.stop - rows.start]
@@ -186,11 +184,11 @@ class StoredFeatures(TrainFeatures):
         return self._leverage
 
 
-def run_rows(width: int) -> int:
-    """Rows that are unpacked together: by the number of threads alone, so that scores do not depend on the memory.
+def run_rows(width: int, memory: int) -> int:
+    """Rows that are unpacked together: by the number of threads, unless they are large beside the memory budget.
 
-    >>> run_rows(10**6), run_rows(124 * 10**6)
-    (64, 1)
+    >>> run_rows(10**6, 2**31), run_rows(10**6, 2**28), run_rows(124 * 10**6, 2**31)
+    (64, 16, 1)
     """
-    fewest = max(1, min(_FEWEST, _FEWEST_BYTES // (4 * width)))
+    fewest = max(1, min(_FEWEST, min(_FEWEST_BYTES, memory // _FEWEST_SHARE) // (4 * width)))
     return max(fewest, min(RUN_BYTES * torch.get_num_threads(), MOST_RUN_BYTES) // (4 * width) // 16 * 16)
