@@ -1,7 +1,7 @@
 """Builds of whole and factored gradients beside a plain pass and `kron(16)`, and questions beside reading, in processor
 seconds with one thread.
 
-    python -m benchmarks.whole_gradients [gpt2 resnet] [--examples 128] [--queries 16]
+    python -m benchmarks.whole_gradients [gpt2 resnet] [--examples 128] [--queries 16] [--features "factored(8)" none]
 
 A plain pass is one forward and backward pass of the model over the examples, in batches of eight. Builds are
 `Index.build` for EKFAC, preparation included: the sample of whitening is at most 4,096 examples, so its share falls in
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - begun, found
 
 
-def measure(name: str, examples: int, queries: int) -> None:
+def measure(name: str, examples: int, queries: int, kinds: Sequence[str]) -> None:
     torch.manual_seed(SEED)
     setup = CASES[name].make()
     rows = rows_of(setup, examples)
@@ -47,7 +47,7 @@ def measure(name: str, examples: int, queries: int) -> None:
     once, _ = seconds(plain)
     print(f"{name}: {examples} examples, plain pass {once:.1f} s", flush=True)
     base = None
-    for features in FEATURES:
+    for features in kinds:
         with tempfile.TemporaryDirectory() as folder:
             build, index = seconds(
                 lambda features=features, folder=folder: Index.build(
@@ -57,7 +57,7 @@ def measure(name: str, examples: int, queries: int) -> None:
                 )
             )  # fmt: skip
             base = base or build
-            line = f"{build:.1f} s, {build / once:.1f} plain passes, {build / base:.1f} × kron(16)"
+            line = f"{build:.1f} s, {build / once:.1f} plain passes, {build / base:.1f} × {kinds[0]}"
             if queries:
                 one, some = (index.features(rows.subset(range(n))) for n in (1, queries))
                 index.score(one).total()  # fits the kernel
@@ -74,11 +74,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=["gpt2", "resnet"])
     parser.add_argument("--examples", type=int, default=128)
     parser.add_argument("--queries", type=int, default=16)
+    parser.add_argument("--features", nargs="+", default=FEATURES)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     for name in options.names:
-        measure(name, options.examples, options.queries)
+        measure(name, options.examples, options.queries, options.features)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from unde.tasks.base import Task
 SAMPLE = 4096  # examples, evenly spaced, that statistics are taken from
 EXACT = 4096  # entries of a vector that gets eigenvectors of its second moment
 _SINGLE = 256  # rows of a covariance beyond which sums and eigenvectors are computed in float32
+_PART = 2**16  # columns whose squares are summed together
 
 Passes = tuple[int, int | None]  # examples in a pass, and rows where a task makes several of an example
 
@@ -334,8 +335,7 @@ def _fit_eigenvalues(
     squares = torch.zeros(stop, dtype=torch.float64)
     moments = {u.name: _empty_moment(u.stop - u.start) for u in vectors}
     for features in data.features(units, passes, title, columns):
-        for u in columns:
-            squares[u.columns] += features[:, u.columns].square().sum(0)
+        add_squares(squares, features)
         for u in vectors:
             g = features[:, u.columns].to(moments[u.name])
             moments[u.name].addmm_(g.T, g)
@@ -347,6 +347,12 @@ def _fit_eigenvalues(
             matrices.put(f"{'cols' if len(u.shape) < 2 else 'whole'}/{u.name}", basis.T)
             values = values.clamp(min=0)
         matrices.put(f"values/{u.name}", values)
+
+
+def add_squares(total: Tensor, features: Tensor) -> None:
+    """total (D,) += sums of squares of features (n, D), a part at a time: squares of all would be as large."""
+    for some, part in zip(total.split(_PART), features.split(_PART, 1)):
+        some += part.square().sum(0).to(some.device)
 
 
 def _empty_moment(n: int) -> Tensor:

@@ -17,7 +17,7 @@ from unde.devices import Compute, device_of, double_device, put
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive, set_rows
 from unde.gradients.gauss_newton import GaussNewton
-from unde.gradients.whitening import SAMPLE, Statistics, fit_whitening
+from unde.gradients.whitening import SAMPLE, Statistics, add_squares, fit_whitening
 from unde.index import pca
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
@@ -80,7 +80,7 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
         return _ekfac_moments(matrices, m)
     squares = torch.zeros(m.width, dtype=torch.float64, device=double_device(device_of(runner.inputs.model)))
     for features in data.features(runner.units, passes, "second moments"):
-        squares += features.square().sum(0).to(squares.device)
+        add_squares(squares, features)
     return {"squares": squares}
 
 

@@ -164,10 +164,12 @@ def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     m = matrices if wide else matrices.mT
     if m.shape[1] <= _SMALL or rank + _OVERSAMPLED >= m.shape[1]:
         vectors = _eigenvectors(m, rank)
+        along = m.mT @ vectors
     else:
         basis = _subspace(m, rank + _OVERSAMPLED)  # (n, ·, k)
-        vectors = basis @ _eigenvectors(basis.mT @ m, rank)
-    along = m.mT @ vectors
+        within = basis.mT @ m  # (n, k, ·): what is left is thin
+        vectors = _eigenvectors(within, rank)
+        vectors, along = basis @ vectors, within.mT @ vectors
     return (vectors, along) if wide else (along, vectors)
 
 
