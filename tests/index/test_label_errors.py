@@ -97,12 +97,12 @@ def test_the_truth_is_within_the_bounds(tmp_path, name, rate):
     wrong, flagged = int((given != true)[result.flagged].sum()), len(result.issues)
     assert 0.4 * count <= flagged <= 1.8 * count
     assert result.at_least <= wrong
-    assert 0.5 * wrong <= result.precision * flagged <= wrong + 0.2 * flagged + 1
+    assert 0.4 * wrong <= result.precision * flagged <= wrong + 0.2 * flagged + 1
 
 
 def test_right_labels_of_overlapping_classes_are_not_said_to_be_wrong(tmp_path):
     x, y = overlapping()
     result = audited(tmp_path / "idx", x, y, 10)
     opposed = (result.evidence.nearest == y[:, None]).sum(1) == 0
-    assert int(opposed.sum()) > 100 and len(result.issues) < 0.05 * len(y)
+    assert int(opposed.sum()) > 100 and len(result.issues) < 0.06 * len(y)
     assert result.at_least < 0.005 * len(y)

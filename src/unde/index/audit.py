@@ -5,7 +5,9 @@ examples, in the hidden states, that carry c. The model knows the label and the 
 memorised its labels is not believed alone.
 
 The number of wrong labels is estimated from the labels of the neighbours (`label_errors.py`); so many labels, those of
-lowest quality, are flagged. The expected precision is the mean of P(wrong) over these.
+lowest quality, are flagged. They are at least as many as there are labels for which 8 of the 10 nearest examples carry
+the same other label: a model that has memorised its labels makes the estimate too low. The expected precision is the
+mean of P(wrong) over the flagged labels.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from unde.scoring.table import Table
 from unde.tasks.tokens import IGNORE
 
 INFLUENCES = 5  # proponents and opponents of a flagged label
+_OPPOSED = 0.8  # of the nearest examples carry the same other label
 _BLOCK = 4096  # examples whose votes are counted at once
 _FILES = ("file", "file_name", "filename", "path", "image_path")  # columns that hold names of files
 
@@ -161,10 +164,12 @@ def audit(
     wrong[usable], low[usable] = wrong_probability(
         evidence.neighbours[usable], labels[usable], suspects.classes
     )
-    issues = suspects.order[usable[suspects.order]][: round(float(wrong.sum()))].tolist()
+    other, votes = _other_label(nearest, suspects)
+    opposed = usable & (votes >= _OPPOSED * nearest.shape[1])
+    expected = round(float(wrong.sum()))
+    issues = suspects.order[usable[suspects.order]][: max(expected, int(opposed.sum()))].tolist()
     flagged = torch.zeros_like(usable)
     flagged[issues] = True
-    other, votes = _other_label(nearest, suspects)
     agreeing = (nearest == labels[:, None]).sum(1)
     along, against = influential_examples(index, issues, count, weights, method)
     return LabelAudit(

@@ -238,11 +238,11 @@ def example(
     facts: Html | None = None,
 ) -> Html:
     """One example of a list, in the layout `kind`; `state` is an extra class for its frame, `facts` stand in place of
-    its label."""
+    its label and score."""
     item = scored.item
     signs = el("span.marks", marks) if marks else None
     prompt = None if item.prompt is None else el("span.caption", item.prompt, title=item.prompt, dir="auto")
-    label, value = None if facts else [label_of(item), prompt], score_of(scored, largest)
+    label, value = (None, None) if facts else ([label_of(item), prompt], score_of(scored, largest))
     if kind == "image":
         name = el("span.id", item.name) if facts else None
         return el(

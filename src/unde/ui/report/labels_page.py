@@ -77,7 +77,7 @@ class LabelReview:
             Card(
                 "Expected precision",
                 f"{self.audit.precision:.0%}" if flagged else "–",
-                "estimated: see below",
+                f"at least {self.audit.at_least:,} of them: see below",
             ),
         ]
         if panel.curves:

@@ -223,5 +223,5 @@ def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
         rows["suggested"] = el("span.other", label_text(suggested) + share)
     if suggested is None or not same(suggested, evidence.predicted):
         rows["predicted"] = label_text(evidence.predicted)
-    rows |= {"opponents": evidence.against, "proponents": evidence.along}
+    rows |= {"opponents": evidence.against, "proponents": evidence.along, "quality": number(scored.score, 2)}
     return terms("facts.said", [(term, value) for term, value in rows.items() if value])
