@@ -125,6 +125,15 @@ def test_an_interrupt_carries_how_far_the_job_got(clock, kind, request):
     assert not console._busy
 
 
+def test_the_time_left_agrees_with_the_estimate(clock, log):
+    """The first step loads and checks: 100 s, then 2 s for each."""
+    work(clock, (100, 2, 2, 2, 32), estimate="examples")
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "retraining: 1/10, 36.0 examples/h, 15 min left"  # nothing else is known yet
+    assert lines[1] == "  about 20 s for 10 examples"
+    assert lines[2].endswith(", 48 s left")  # 4 examples in 38 s after the first: 5 are left
+
+
 def test_nothing_done_has_no_time_left(clock, log):
     work(clock, (31,), count=0)
     assert log.getvalue().splitlines()[0] == "retraining: 0/10, 0.0 examples/h"

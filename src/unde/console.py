@@ -47,26 +47,35 @@ class _ProgressJob:
         if state is not None:
             self.state = state
         now = time.monotonic()
+        if count:
+            self.steps += 1
+            if self.steps == 1:
+                self.warm_up = now, self.done
         if _err.is_terminal:
             if now - self.started >= PATIENCE:
                 self._draw(now)
         elif now - self.last_line >= BETWEEN_LINES:
             self.last_line = now
             line(f"{self.label}: {self._state(now)}")
-        if self.estimate and count:
+        if self.estimate and self.steps > 1:
             self._print_estimate(now)
 
     def _print_estimate(self, now: float) -> None:
-        """Print the time for all of it once, after the first few steps; the first step warms up."""
-        self.steps += 1
-        if self.steps == 1:
-            self.warm_up = now, self.done
+        """Print the time for all of it once, after the first few steps."""
+        seconds, count = self._measure(now)
+        if not count:
             return
-        seconds, count = now - self.warm_up[0], self.done - self.warm_up[1]
         enough = seconds > 1 or 10 * count > self.total
         if (self.steps > 3 and enough) or seconds > 10:
             line(f"  about {duration(self.total * seconds / count)} for {self.total:,} {self.unit}")
             self.estimate = False
+
+    def _measure(self, now: float) -> tuple[float, int]:
+        """Seconds and how much was done in them: since the first step, which warms up, if there were others."""
+        start, first = (
+            self.warm_up if self.done > self.warm_up[1] > self.first else (self.started, self.first)
+        )
+        return now - start, self.done - first
 
     def stop(self) -> None:
         if self.bar is not None:
@@ -89,8 +98,8 @@ class _ProgressJob:
         self.bar.update(self.bar.task_ids[0], completed=self.done, state=self._state(now))
 
     def _state(self, now: float) -> str:
-        per_second = (self.done - self.first) / max(now - self.started, 1e-9)
-        left = f", {duration((self.total - self.done) / per_second)} left" if per_second else ""
+        seconds, count = self._measure(now)
+        left = f", {duration((self.total - self.done) * seconds / count)} left" if count else ""
         state = f"; {self.state}" if self.state else ""
         return f"{self.done:,}/{self.total:,}, {self._rate(now)}{left}{state}"
 

@@ -89,7 +89,7 @@ def test_what_a_budget_buys(tmp_path):
     assert whole[1].startswith("chosen: method ekfac (language); projection none: ")
     less = run(*given, "--disk", "1GB").splitlines()
     assert less[0].endswith("ekfac, factored(4), stored in factored(4)")
-    assert "of disk='1GB' (with disk='2GB': factored(8))" in less[1]
+    assert "of --disk 1GB (with --disk 2GB: factored(8))" in less[1]
     assert (
         run(*given, "--projection", "kron(16)").splitlines()[1].startswith("chosen: method ekfac (language)")
     )
@@ -111,7 +111,7 @@ NOT_ONE = "expected one of three things to plan for"
         (["--data", "x"], "--data x needs --hf-model DIR"),
         (["--hf-config", "nowhere", "--examples", 5], "nowhere does not exist.*Nothing is downloaded"),
         (["--hf-config", "CONFIG"], "--examples is missing"),
-        (["--hf-config", "CONFIG", "--examples", 5, "--disk", "1kB"], "no features of trak fit disk='1kB'"),
+        (["--hf-config", "CONFIG", "--examples", 5, "--disk", "1kB"], "no features of trak fit --disk 1kB"),
         (["--hf-config", "CONFIG", "--examples", 5, "--disk", "some"], "cannot read disk 'some'"),
         (["--hf-config", "CONFIG", "--format", "xml"], "unknown format 'xml'"),
         (["--hf-config", "OTHER", "--examples", 5], "no language model can be made from"),

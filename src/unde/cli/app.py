@@ -18,6 +18,7 @@ from unde.cli.attribute import attribute
 from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
 from unde.cli.evaluate import evaluate
+from unde.cli.flags import name_flags
 from unde.cli.leaks import leaks
 from unde.cli.learn import calibrate, learn
 from unde.cli.options import expand_groups
@@ -52,6 +53,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UndeError as e:
+            raise UndeError(name_flags(str(e), self.get_command(ctx, ctx.invoked_subcommand))) from e
         except KeyboardInterrupt as e:
             raise Interrupted(ctx.invoked_subcommand, e) from None
 

@@ -11,6 +11,7 @@ import typer
 
 from unde import console
 from unde.cli.config import Config, write_config
+from unde.cli.flags import name_flags
 from unde.cli.options import (
     METHODS,
     BatchSize,
@@ -214,6 +215,7 @@ def _summary(index: Index, out: StorePath) -> str:
 
 
 def plan(
+    context: typer.Context,
     model: TrainingOptions,
     hf_config: Annotated[
         Path | None,
@@ -224,7 +226,7 @@ def plan(
             parser=local_path,
         ),
     ] = None,
-    examples: Annotated[int | None, option("training examples (default: those of the data)")] = None,
+    examples: Annotated[int | None, option("training examples (default: those of the data)", min=1)] = None,
     method: BuiltMethod = "auto",
     projection: Projection = "auto",
     groups: GroupsName = "layer",
@@ -300,7 +302,8 @@ def plan(
         memory=memory,
         workers=workers,
     )
-    console.echo(json.dumps(result.as_dict(), indent=1) if format == "json" else str(result))
+    table = name_flags(str(result), context.command)
+    console.echo(json.dumps(result.as_dict(), indent=1) if format == "json" else table)
 
 
 def bench(

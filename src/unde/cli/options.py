@@ -155,7 +155,7 @@ StoreDtype = Annotated[
         autocompletion=one_of(*DTYPES),
     ),
 ]
-BatchSize = Annotated[int | None, option("examples in one pass (default: as many as fit --memory)")]
+BatchSize = Annotated[int | None, option("examples in one pass (default: as many as fit --memory)", min=1)]
 Memory = Annotated[str, option("memory for computations, besides the model")]
 Uncalibrated = Annotated[
     bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
@@ -349,7 +349,7 @@ class ExactOptions:
     ] = None
     exclude: Annotated[list[str] | None, _exact_option("regex of parameters to leave out; repeatable")] = None
     batch_size: Annotated[
-        int | None, _exact_option("examples in one pass (default: as many as fit --memory)")
+        int | None, _exact_option("examples in one pass (default: as many as fit --memory)", min=1)
     ] = None
     memory: Annotated[
         str | None, _exact_option("memory for computations, besides the model (default: 2GB)")

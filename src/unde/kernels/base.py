@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from unde.console import size
 from unde.devices import CPU, put
 from unde.errors import UndeError
 
@@ -146,7 +147,7 @@ class Needs:
         if self.memory > memory:
             name = f"memory budget{'' if device == CPU else f' of {device}'}"
             raise UndeError(
-                f"{what} {self.memory / 2**30:.3g} GiB, the {name} is {memory / 2**30:.3g} GiB: raise "
+                f"{what} {size(self.memory)}, the {name} is {size(memory)}: raise "
                 f"{'memory=' if device == CPU else 'device_memory='}, or build with a smaller projection"
             )
 

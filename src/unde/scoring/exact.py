@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unde.console import size
 from unde.default_device import host_default
 from unde.errors import UndeError, explain
 from unde.methods import FinalContext, Method
@@ -84,8 +85,8 @@ class ExactScores(ArrayScores):
         need = 4 * self.values.shape[0] * self.values.shape[1] * self.values.shape[2]
         if not isinstance(self.values, Tensor) and need > self.memory:
             raise UndeError(
-                f"by_group() of {' × '.join(map(str, self.values.shape))} needs {need / 2**30:.3g} GiB, the budget is "
-                f"{self.memory / 2**30:.3g} GiB: use select(queries), coarser groups=, or raise memory="
+                f"by_group() of {' × '.join(map(str, self.values.shape))} needs {size(need)}, the budget is "
+                f"{size(self.memory)}: use select(queries), coarser groups=, or raise memory="
             )
         return super().by_group()
 

@@ -159,8 +159,8 @@ class GroupScores(Scores):
         need = 4 * q * n * m
         if need > self.memory:
             raise UndeError(
-                f"by_group() of {q} × {n} × {m} needs {need / 2**30:.3g} GiB, the budget "
-                f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
+                f"by_group() of {q} × {n} × {m} needs {console.size(need)}, the budget "
+                f"is {console.size(self.memory)}: score fewer queries, regroup, or raise memory="
             )
         out = self._results(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
         whole = out.transpose(1, 2)
