@@ -64,7 +64,7 @@ def language(browser: Browser, _: Path) -> None:
     cells = jupytext.read(DOCS.parent / "notebooks" / "language_model.py").cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec("\n\n".join(code[:2]), names)  # data, tokenizer, training
+    exec("\n\n".join(code[:2]).replace("range(4)", "range(20)"), names)  # data, tokenizer, a longer training
     with tempfile.TemporaryDirectory() as folder:
         names["model"].save_pretrained(f"{folder}/my-gpt2")
         names["tokenizer"].save_pretrained(f"{folder}/my-gpt2")
@@ -77,6 +77,7 @@ def language(browser: Browser, _: Path) -> None:
             subprocess.run(unde(*words), cwd=folder, check=True)
         tab = browser.new_page(viewport={"width": 1200, "height": 1100})
         tab.goto(Path(folder, "report.html").as_uri())
+        tab.get_by_text("Queries and the examples behind them").evaluate("x => x.scrollIntoView()")
         tab.screenshot(path=DOCS / "language.png")
 
 
