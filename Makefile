@@ -15,9 +15,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# The tests of devices on one of this machine: make test-device DEVICE=cuda
+# The tests of devices on one of this machine: make test-device DEVICE=cuda. What counts or limits is left out there.
 test-device: $(VENV)/.dev
-	UNDE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest tests/devices
+	UNDE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -rs tests/devices
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import torch
 from settings import make
 from torch import nn
 
+import unde
 from unde import Index, UndeError
 from unde.devices import model_bytes
 from unde.gradients.collector import Collector
@@ -37,6 +38,41 @@ def test_weights_and_budget_are_the_most_that_is_taken(size, tmp_path, pretended
         index = build_wide(tmp_path / "i", model, device_memory=budget)
         assert here.peak - before <= budget
     assert index.manifest.resolved.pass_size > 1
+
+
+def answers(model, index, queries, budget):
+    """Of questions that compute gradients anew, and of weight learning."""
+    task = Classification()
+    yield (
+        "attribute",
+        lambda: unde.attribute(model, task, data(60), queries, device_memory=budget, progress=False),
+    )
+    yield (
+        "in few products",
+        lambda: unde.attribute(
+            model, task, data(60), queries, device_memory=budget, query_rank=2, progress=False
+        ),
+    )
+    scores = index.score(queries)
+    yield "rescore", lambda: scores.rescore(10).total()
+    yield "learn", lambda: unde.learn_weights(scores, k=5, epochs=1)
+    yield "fixed point", lambda: unde.learn_weights(scores, k=5, solver="fixed-point")
+
+
+def test_questions_keep_to_the_budget(tmp_path, pretended):
+    """The most that is taken at once, by a kernel that takes half of the budget."""
+    model = wide(100).to(pretended.NAME)
+    budget, queries = 30 * model_bytes(model), data(6)
+    built = build_wide(tmp_path / "i", model, method="ekfac")
+    given = {"task": Classification(), "train_data": built.train_data.data, "device_memory": budget}
+    index = Index.open(tmp_path / "i", model=model, **given)
+    taken = {}
+    for name, ask in answers(model, index, queries, budget):
+        with pretended.limited(10 * budget) as here:
+            before = here.live
+            ask()
+            taken[name] = (here.peak - before) / budget
+    assert all(0 < share <= 1 for share in taken.values()), taken
 
 
 def test_weights_are_no_part_of_a_pass(tmp_path):

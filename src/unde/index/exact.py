@@ -38,6 +38,7 @@ from unde.index.gradient_kernel import (
     apply_in_place,
     fit_to_gradients,
     gradient_dampings,
+    memory_beside_kernel,
     solve,
 )
 from unde.index.gradient_stream import OWNER, GradientStream
@@ -229,7 +230,8 @@ def _runner(
     runner = FeatureRunner(Path(OWNER), draft, inputs)
     runner.units = units
     with _naming_examples(inputs, settings.ids):
-        runner.manifest = runner.choose_passes(inputs.rows, there.memory // PASS_SHARE, settings.batch_size)
+        within = memory_beside_kernel(method, draft, there.memory, there)
+        runner.manifest = runner.choose_passes(inputs.rows, within // PASS_SHARE, settings.batch_size)
     return runner, partition
 
 
@@ -306,22 +308,28 @@ class _OnePass:
         """Queries whose gradients are in memory together."""
         m, factors, count = self.stream.runner.manifest, self.stream.factors, len(self.queries)
         width = m.width if factors is None or self.cg else factors.width
-        step, each = queries_in_memory(width, self.cg, self.there), 4 * width
+        within = Compute(self.there.device, self._within(self.there.memory))
+        step, each = queries_in_memory(width, self.cg, within), 4 * width
         option = "memory=" if self.there.device == CPU else "device_memory="
         blocks = list(cut(slice(0, count), step))
         if len(blocks) > 1:
             console.line(
                 f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
-                f"({console.size(each)} each) fit half of the memory budget. {option} raises it"
+                f"({console.size(each)} each) fit what the memory budget has for them. {option} raises it"
                 + (", query_rank=16 takes less of each" if factors is None else "")
             )
         return blocks
+
+    def _within(self, memory: int) -> int:
+        return memory_beside_kernel(self.method, self.stream.runner.manifest, memory, self.there)
 
     def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
         """K g(q) of a block of queries under checkpoint c, (q, D)."""
         runner, inputs = self.stream.runner, self.stream.inputs
         with _naming_examples(inputs, self.stream.ids):
-            fitted = fit_to_gradients(self.method, runner, inputs.rows, c, self.memory, self.there, kept)
+            fitted = fit_to_gradients(
+                self.method, runner, inputs.rows, c, self._within(self.memory), self.there, kept
+            )
         factors = None if self.cg else self.stream.factors
         width = runner.manifest.width if factors is None else factors.width
         held = torch.empty(block.stop - block.start, width, device=self.there.device)
@@ -362,7 +370,7 @@ class _OnePass:
             passes = runner.passes(rows.subset(evenly(len(rows), PROBED)), c)
             self.probe = torch.cat([put(part["features"], self.there.device) for _, part in passes])
         held = factors.pack(queries)
-        self.errors += factors.error(queries, held, self.probe).double().cpu()
+        self.errors += factors.error(queries, held, self.probe).cpu().double()
         return held
 
 

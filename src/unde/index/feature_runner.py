@@ -273,8 +273,9 @@ class FeatureRunner:
         resolved = replace(self.manifest.resolved, pass_size=size, rows=rows_per_pass, coverage=distinct)
         return replace(self.manifest, resolved=resolved)
 
-    def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
-        """A runner for another projection or measure: units, coverage and pass size are decided anew."""
+    def with_method(self, method: Method, rows: Rows, memory: Callable[[Manifest], int]) -> FeatureRunner:
+        """A runner for another projection or measure: units, coverage and pass size are decided anew, within as many
+        bytes as `memory` of its manifest."""
         m, model = self.manifest, self.inputs.model
         matrices = pca.read(pca.home(self.folder), m)
         units = make_units(model, m.unit_names, str(method.projection), m.seed, matrices)
@@ -282,7 +283,7 @@ class FeatureRunner:
         with exclusive(model):
             runner = FeatureRunner(self.folder, manifest, self.inputs)
             runner.units = units
-            runner.manifest = runner.choose_passes(rows, memory)
+            runner.manifest = runner.choose_passes(rows, memory(manifest))
             runner._watch = ModelWatch(model, self.inputs.checkpoints)  # weights were replaced and restored
         return runner
 

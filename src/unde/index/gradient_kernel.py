@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unde.checkpoints import load_checkpoint
 from unde.data import Rows
-from unde.devices import Compute, device_of, double_device, put
+from unde.devices import CPU, Compute, device_of, double_device, put
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive, set_rows
 from unde.gradients.gauss_newton import GaussNewton
@@ -30,6 +30,17 @@ KERNELS = (Identity, Diagonal, EKFACKernel)  # that do not mix parameters
 Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: good for any damping
 PROBES = 4  # random vectors that the trace of the Gauss-Newton matrix is estimated by
 _APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
+
+
+def memory_beside_kernel(method: Method, m: Manifest, memory: int, there: Compute) -> int:
+    """Bytes for passes, and for what they add up. On a device half of what K leaves: queries and products take the
+    other half."""
+    if there.device == CPU:
+        return memory
+    source = TensorSource(torch.empty(0, m.width, device="meta"), _parts(m), [slice(0, SAMPLE)])
+    bound = method.kernel.bind(source.sizes)
+    bound.check(there.memory, there.device)
+    return min(memory, (there.memory - bound.needs().memory) // 2)
 
 
 def fit_to_gradients(

@@ -106,6 +106,7 @@ def queries_in_memory(parameters: int, cg: int, there: Compute) -> int:
         else "the gradient of one query takes"
     )
     raise UndeError(
-        f"{what} {console.size(each)} ({parameters:,} parameters), and half of the memory budget of "
-        f"{console.size(there.memory)} is less: raise {option}, leave parameters out with exclude=, or build an index"
+        f"{what} {console.size(each)} ({parameters:,} parameters), and the memory budget has "
+        f"{console.size(there.memory // QUERY_SHARE)} for them: raise {option}, leave parameters out with exclude=, or "
+        "build an index"
     )

@@ -26,7 +26,13 @@ from unde.fingerprints import reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.whitening import SAMPLE
 from unde.index.feature_runner import FeatureRunner
-from unde.index.gradient_kernel import KERNELS, Kept, apply_in_place, fit_to_gradients
+from unde.index.gradient_kernel import (
+    KERNELS,
+    Kept,
+    apply_in_place,
+    fit_to_gradients,
+    memory_beside_kernel,
+)
 from unde.index.query_features import QueryFeatures
 from unde.index.reader import IndexReader
 from unde.index.state import IndexState
@@ -39,6 +45,7 @@ from unde.scoring.blocks import cut
 from unde.scoring.candidates import CandidateNorms, Candidates, CandidateScores, candidate_positions
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.train_features import SelectedFeatures, TrainFeatures
+from unde.store.manifest import Manifest
 
 QUERY_SHARE = 4  # features of queries take at most 1/4 of the memory budget
 TRAIN_SHARE = 8  # and those of candidates that are computed together 1/8
@@ -167,9 +174,14 @@ class OtherProjection:
     def __init__(
         self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method, moments: Kept
     ) -> None:
-        self.memory, self.moments, self.there = stored.memory, moments, stored.compute
-        self.runner = runner.with_method(method, train, stored.memory // 2)
+        self.moments, self.there = moments, stored.compute
+
+        def within(m: Manifest, memory: int = stored.compute.memory) -> int:
+            return memory_beside_kernel(method, m, memory, stored.compute)
+
+        self.runner = runner.with_method(method, train, lambda m: within(m) // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
+        self.memory = within(self.manifest, stored.memory)
         self._digests, self._skipped = stored.values("digest"), stored.skipped
 
     def queries(self, rows: Rows) -> Tensor:
