@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 MODULES = (
     "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "explorer", "switches",
+    "devices",
 )  # fmt: skip
 CHECKED = (
     "features.resnet",

@@ -16,29 +16,35 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from unde import console
 from unde.data import Rows, to_device
-from unde.devices import device_of
+from unde.devices import device_of, synchronize
+from unde.errors import UndeError
 from unde.gradients import placement
 from unde.gradients.collector import GraphStart
-from unde.gradients.feature_pass import set_rows
+from unde.gradients.feature_pass import set_rows, split_range
 from unde.gradients.layers import rule_for
 from unde.gradients.meter import Meter, aten
 from unde.gradients.model_state import frozen_eval
 from unde.index import Index
-from unde.methods import Method, TracIn
+from unde.methods import EKFAC, Method, TracIn
 from unde.onednn import frozen_linears
 from unde.setup import Setup
 from unde.store.layout import LOG
 from unde.tasks.base import Task
+from unde.weights import learn_weights
+
+QUERIES = 16  # of the stages
 
 
 def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float]:
@@ -59,7 +65,8 @@ def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -
 
 
 def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> str:
-    """Time the passes on the first batches of the training data, and report the cost in a sentence.
+    """Time the passes on the first batches of the training data, and report the cost; then what each stage of an index
+    does on the model's device.
 
     Plain passes have `batch_size` examples, as in training. Data with fewer examples are repeated.
     """
@@ -68,12 +75,9 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
     settings: list[Any] = []
-    cost: list[PassTraffic] = []
 
     def look(index: Index) -> None:
         settings.append(index.manifest.resolved)
-        if not cost:
-            cost.append(_traffic(index, rows))
 
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
@@ -88,53 +92,133 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     # The first run warms up.
     plain, frozen, built, planning = (np.array(s[1:]) for s in seconds.values())
     low, high = median_interval(built / plain)
-    examples, each = settings[0].pass_size, np.median(built) / len(rows)
     return (
         f"features cost {np.median(built / plain):.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
         f"{np.median(frozen / plain):.2f}, the overhead over it {np.median((built - frozen) / plain):.2f}; "
         f"{len(rows) / np.median(built):,.0f} examples/s after {np.median(planning):.1f} s of planning "
-        f"({runs} interleaved runs over {len(rows)} examples)\n"
-        f"a pass of {examples} on {device_of(setup.model)}: {cost[0]}; "
-        f"{cost[0].flops / examples / each / 1e9:,.1f} GFLOP/s over the build"
+        f"({runs} interleaved runs over {len(rows)} examples)\n{describe_stages(setup, rank, len(rows))}"
     )
 
 
-class PassTraffic(Meter):
-    """Also counts copies between the host and a device, their bytes, and how often the host waits for a number."""
+class Traffic(Meter):
+    """Counts what a device does: operations, bytes that they read and write, copies from and to the host with their
+    bytes, and how often the host waits for a number or a copy."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies = self.bytes = self.waits = 0
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.operations = self.moved = self.copies = self.copied = self.waits = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert self.device is not None
+        before = self.flops
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        packet = func._overloadpacket
-        if packet in (aten._to_copy, aten.copy_):
-            source = args[0] if packet is aten._to_copy else args[1]
-            if isinstance(source, Tensor) and source.device.type != out.device.type:
-                self.copies, self.bytes = self.copies + 1, self.bytes + out.nbytes
+        packet, kind = func._overloadpacket, self.device.type
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        if not any(t.device.type == kind for t in (*given, *made)):
+            self.flops = before  # of the host
+            return out
+        if packet in (aten._to_copy, aten.copy_) and len({t.device.type for t in (*given, *made)}) > 1:
+            source = given[0] if packet is aten._to_copy else given[1]
+            self.copies, self.copied = self.copies + 1, self.copied + source.nbytes
+            self.waits += not (args[2] if len(args) > 2 else (kwargs or {}).get("non_blocking", False))
+            return out
         self.waits += packet in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.bincount)
+        views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        if not views and "empty" not in str(packet):
+            self.operations += 1
+            self.moved += sum(t.nbytes for t in (*given, *made))
         return out
 
-    def __str__(self) -> str:
-        return (
-            f"{self.flops / 1e9:,.3g} GFLOP in {self.calls:,} operations, {console.size(self.bytes)} in {self.copies} "
-            f"copies between host and device, {self.waits} waits for a number"
-        )
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in COUNTED}
 
 
-def _traffic(index: Index, rows: Rows) -> PassTraffic:
-    """The cost of one pass of a build."""
-    runner = index._state.runner
-    here = range(min(len(rows), index.manifest.resolved.pass_size))
-    try:
-        run = runner.open_pass(0)
-        with PassTraffic() as traffic:
-            for _ in run.over(rows.batches([here])):
+COUNTED = ("operations", "flops", "moved", "copies", "copied", "waits")
+
+
+def run_stages(setup: Setup, rank: int, count: int, around: Callable[[str], Any]) -> tuple[int, int]:
+    """A build by EKFAC and questions to it, each stage inside `around(name)`; the numbers of examples and queries.
+
+    The last examples of the data are the queries; the others are repeated if they are fewer than `count`.
+    """
+    data = setup.rows(setup.train_data)
+    asked = max(1, min(QUERIES, len(data) // 4))
+    there = max(1, len(data) - asked)
+    rows = Rows([data[i % there] for i in range(count)], data.collate)
+    queries = Rows([data[len(data) - 1 - i] for i in range(asked)], data.collate)
+    method = EKFAC(projection=f"kron({rank})")
+
+    def run(index: Index) -> None:
+        size, runner = index.manifest.resolved.pass_size, index._state.runner
+        with around("plain training pass"):
+            passes(setup, rows, plain_pass, size)
+        with around("features"):
+            for _ in runner.open_pass(0).over(rows.batches(split_range(range(count), size))):
                 pass
-    finally:
-        runner.close()
-    return traffic
+            runner.close()
+        with around("kernel"):
+            train = index._state.scorer.train_features(method)
+            train.apply_kernel(0, torch.zeros(1, index.manifest.width, device=train.device))
+        with around("features of queries"):
+            found = index.features(queries)
+        scores = index.score(found)
+        with around("total"):
+            scores.total()
+        with around("top"):
+            scores.top(min(10, count))
+        with around("self-influence"):
+            index.self_influence()
+        with (
+            suppress(UndeError),
+            around("weight learning"),
+        ):  # one epoch; refused where queries repeat examples
+            learn_weights(scores, k=min(5, count), epochs=1)
+
+    with console.silent():
+        build(setup, rows, method, run)
+    return count, asked
+
+
+def count_stages(setup: Setup, rank: int, count: int) -> dict[str, Traffic]:
+    """What each stage does on the model's device."""
+    found: dict[str, Traffic] = {}
+
+    @contextmanager
+    def counted(name: str) -> Generator[None]:
+        with Traffic(device_of(setup.model)) as traffic:
+            yield
+        found[name] = traffic
+
+    run_stages(setup, rank, count, counted)
+    return found
+
+
+def describe_stages(setup: Setup, rank: int, count: int) -> str:
+    """A table of the stages with their speed, which is timed in a run that does not count."""
+    found, seconds, device = count_stages(setup, rank, count), dict[str, float](), device_of(setup.model)
+
+    @contextmanager
+    def timed(name: str) -> Generator[None]:
+        synchronize(device)
+        start = time.perf_counter()
+        yield
+        synchronize(device)
+        seconds[name] = time.perf_counter() - start
+
+    examples, queries = run_stages(setup, rank, count, timed)
+    head = ("", "operations", "GFLOP", "moved", "copies", "copied", "waits", "seconds", "GFLOP/s", "GB/s")
+    rows = [head]
+    for name, t in found.items():
+        took = seconds[name]
+        numbers = (f"{t.operations:,}", f"{t.flops / 1e9:,.3g}", console.size(t.moved), f"{t.copies:,}")
+        speeds = (f"{took:.3g}", f"{t.flops / took / 1e9:,.3g}", f"{t.moved / took / 1e9:,.3g}")
+        rows.append((name, *numbers, console.size(t.copied), f"{t.waits:,}", *speeds))
+    wide = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]) for row in rows]
+    return f"{examples} examples and {queries} queries by EKFAC, rank {rank}, on {device}:\n" + "\n".join(
+        lines
+    )
 
 
 def passes(

@@ -1,6 +1,6 @@
 """What passes on a device cost and record: copies, waits, cuDNN, several devices, other precisions."""
 
-import re
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -114,10 +114,21 @@ def test_another_device_than_that_of_the_build_is_noted(tmp_path, pretended, mon
     assert again.manifest.id == index.manifest.id
 
 
-def test_bench_counts_the_traffic_of_a_pass(pretended):
+def test_bench_counts_what_each_stage_does(pretended):
     model, task, rows = make("mlp", pretended.NAME)
-    report = bench.measure(Setup(model, task, rows.data), rank=2, batch_size=4, runs=1, batches=1)
-    found = re.search(
-        r"a pass of \d+ on pretended:0: .* GFLOP in (\d+) operations, .* in (\d+) copies", report
-    )
-    assert int(found[1]) > 20 and 2 <= int(found[2]) <= 6
+    setup = Setup(model, task, rows.data)
+    found, counts = {}, pretended.counts[0]
+
+    @contextmanager
+    def counted(name):
+        counts.restart()
+        yield
+        found[name] = counts.up_bytes + counts.down_bytes, counts.operations
+
+    bench.run_stages(setup, 2, 40, counted)
+    stages = bench.count_stages(setup, 2, 40)
+    assert {name: (t.copied, t.operations) for name, t in stages.items()} == found
+    assert all(t.moved > 4 * t.operations > 0 for t in stages.values())
+    assert stages["plain training pass"].flops > 0 and len(stages) == 8
+    report = bench.measure(setup, rank=2, batch_size=4, runs=1, batches=1)
+    assert "by EKFAC, rank 2, on pretended:0:" in report and len(report.splitlines()) == 11
