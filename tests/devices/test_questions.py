@@ -13,6 +13,7 @@ import unde
 from unde import Index
 from unde.data import Rows
 from unde.devices import Compute
+from unde.diffusion import sample
 from unde.evaluate import Bank, TrainingSpec, baseline_scores, tail_patch
 from unde.evaluate.utility import QueryUtility
 from unde.index.nearest import nearest_labels
@@ -222,13 +223,22 @@ def test_tokens(tmp_path, monkeypatch, device, operations):
     assert_near(got, want)
 
 
-@pytest.mark.parametrize("method", ["d-trak", "das"])
+@pytest.mark.parametrize("method", ["d-trak", "das", "journey-trak"])
 def test_diffusion(tmp_path, device, operations, method):
     here = settings.build("unet", tmp_path, method=method)
     model, task, rows = settings.make("unet", device)
     there = Index.open(tmp_path, model=model, task=task, train_data=rows)
     before = operations()
-    a, b = (index.score(rows[:2]) for index in (here, there))
+    asked = rows[:2], rows[:2]
+    if method == "journey-trak":  # asked with samples, which are made on the device too
+        asked = [
+            sample(index.model, task.scheduler, (2, 8, 8), range(2), steps=3, progress=False).queries(
+                journey=True
+            )
+            for index in (here, there)
+        ]
+        assert_near(asked[1]["trajectory"], asked[0]["trajectory"], KERNEL)
+    a, b = here.score(asked[0]), there.score(asked[0])
     assert_near(b.total(), a.total(), KERNEL)
     assert_near(there.self_influence(), here.self_influence(), KERNEL)
     assert operations() > before
