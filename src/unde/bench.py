@@ -153,13 +153,15 @@ def run_stages(setup: Setup, rank: int, count: int, around: Callable[[str], Any]
         size, runner = index.manifest.resolved.pass_size, index._state.runner
         with around("plain training pass"):
             passes(setup, rows, plain_pass, size)
+        opened = runner.open_pass(0)
         with around("features"):
-            for _ in runner.open_pass(0).over(rows.batches(split_range(range(count), size))):
+            for _ in opened.over(rows.batches(split_range(range(count), size))):
                 pass
-            runner.close()
+        runner.close()
         with around("kernel"):
             train = index._state.scorer.train_features(method)
             train.apply_kernel(0, torch.zeros(1, index.manifest.width, device=train.device))
+        index.features(queries)  # the first time, weights are compared with those of the build
         with around("features of queries"):
             found = index.features(queries)
         scores = index.score(found)

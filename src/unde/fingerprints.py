@@ -64,7 +64,8 @@ class ModelWatch:
                 tensors += [(c, name, part) for name, t in checkpoint.items() for part in parts(t)]
             else:
                 files.append((c, *_file_state(checkpoint)))
-        return files + [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in tensors]
+        seen = [(where, name, t.data_ptr(), t._version) for where, name, t in tensors]
+        return [*files, *seen, *_some([t for _, _, t in tensors])]
 
 
 def _file_state(path: str | PathLike[str]) -> tuple[int, int, int]:
@@ -76,10 +77,13 @@ def _file_state(path: str | PathLike[str]) -> tuple[int, int, int]:
     return state.st_size, state.st_mtime_ns, state.st_ino
 
 
-def _some(t: Tensor) -> bytes:
-    flat = t.detach().reshape(-1) if t.is_contiguous() else t.detach().flatten()
-    some = flat[:: max(1, flat.numel() // _ENTRIES)]
-    return some.cpu().contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b""
+def _some(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Some entries of each, in one copy from each device."""
+    found = defaultdict[torch.device, list[Tensor]](list)
+    for t in tensors:
+        flat = t.detach().reshape(-1)
+        found[t.device].append(flat[:: max(1, flat.numel() // _ENTRIES)].contiguous().view(torch.uint8))
+    return [(place, torch.cat(some).cpu().numpy().tobytes()) for place, some in found.items()]
 
 
 def data_fingerprint(rows: Rows) -> str:

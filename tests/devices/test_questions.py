@@ -254,6 +254,18 @@ def test_float64_on_the_device(indexes, pretended, device):
         assert pretended.counts[0].names["linalg_cholesky_ex"] > 0
 
 
+def test_waits_of_a_query_do_not_grow_with_the_parameters(tmp_path, pretended, device):
+    waits = []
+    for name in ("mlp", "resnet-batchnorm"):
+        index = settings.build(name, tmp_path / name, device, method="tracin")
+        query = index.train_data.subset([0])
+        for _ in range(2):
+            pretended.counts[0].restart()
+            index.score(query).total()
+        waits.append(pretended.counts[0].waits)
+    assert len(index.groups) > 10 and max(waits) <= 10, waits
+
+
 def test_waits_do_not_grow_with_the_examples(tmp_path, pretended, device):
     waits = []
     for n in (22, 88):

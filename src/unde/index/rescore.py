@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +45,6 @@ from unde.scoring.blocks import cut
 from unde.scoring.candidates import CandidateNorms, Candidates, CandidateScores, candidate_positions
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.train_features import SelectedFeatures, TrainFeatures
-from unde.store.manifest import Manifest
 
 QUERY_SHARE = 4  # features of queries take at most 1/4 of the memory budget
 TRAIN_SHARE = 8  # and those of candidates that are computed together 1/8
@@ -175,11 +174,8 @@ class OtherProjection:
         self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method, moments: Kept
     ) -> None:
         self.moments, self.there = moments, stored.compute
-
-        def within(m: Manifest, memory: int = stored.compute.memory) -> int:
-            return memory_beside_kernel(method, m, memory, stored.compute)
-
-        self.runner = runner.with_method(method, train, lambda m: within(m) // 2)
+        within = partial(memory_beside_kernel, method, there=stored.compute)
+        self.runner = runner.with_method(method, train, lambda m: within(m, stored.compute.memory) // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
         self.memory = within(self.manifest, stored.memory)
         self._digests, self._skipped = stored.values("digest"), stored.skipped
