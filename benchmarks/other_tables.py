@@ -7,6 +7,8 @@ from typing import Any
 
 from experiments.pages.book import table
 
+from unde.console import size
+
 Found = dict[str, Any]
 NAMES = {"resnet": "ResNet-18", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama"}
 
@@ -163,6 +165,38 @@ def bank_rates(found: Found) -> str:
     return " and ".join(f"{rate:.0f} by {library}" for library, rate in rates.items())
 
 
+# NVIDIA A100 SXM with 80 GB, as published: float32 without TF32, its memory, and PCIe 4.0 × 16 in one direction.
+A100 = {"flops": 19.5e12, "moved": 2.039e12, "copied": 32e9}
+_LIMITS = {"flops": "products", "moved": "memory", "copied": "copies"}
+
+
+def devices(found: Found) -> str:
+    """Counts of stages, and the least time that an A100 could take for them."""
+    rows = []
+    for name, case in found.items():
+        for stage, e in case["stages"].items():
+            least = {what: e[what] / rate for what, rate in A100.items()}
+            limit = max(least, key=lambda what: least[what])
+            counts = [f"{e['operations']:,}", f"{e['flops'] / 1e9:,.3g}", size(e["moved"])]
+            copies = [f"{e['copies']:,} ({size(e['copied'])})", f"{e['waits']:,}"]
+            bound = f"{1e3 * least[limit]:,.2g} ms, by {_LIMITS[limit]}"
+            rows.append([f"{NAMES[name]}, {stage}", *counts, *copies, bound])
+    head = "| operations | GFLOP | read and written | copies | waits | at least, on an A100"
+    return table(head, rows)
+
+
+def device_ratio(found: Found) -> str:
+    """The bound of features over that of a plain training pass, of each model."""
+    ratios = []
+    for name, case in found.items():
+        a, b = (
+            max(case["stages"][stage][what] / rate for what, rate in A100.items())
+            for stage in ("features", "plain training pass")
+        )
+        ratios.append(f"{a / b:.2f} for {NAMES[name]}")
+    return ", ".join(ratios)
+
+
 def storage(found: Found) -> str:
     kinds = list(found["stores"]["float32"]["score"])
     rows = [
@@ -184,6 +218,8 @@ PARTS: dict[str, tuple[str, Callable[[Found], str]]] = {
     "storage_width": ("storage", lambda found: f"{found['width']:,}"),
     "scoring": ("scoring", scoring),
     "weights": ("weights", weights),
+    "devices": ("devices", devices),
+    "device_ratio": ("devices", device_ratio),
     "banks": ("banks", banks),
     "bank_floors": ("banks", bank_floors),
     "bank_rates": ("banks", bank_rates),

@@ -25,7 +25,7 @@ from benchmarks.peers import PEERS
 ROOT = Path(__file__).parent.parent
 TEMPLATE = Path(__file__).parent / "speed.md"
 PAGE, FIGURE = ROOT / "docs" / "speed.md", ROOT / "docs" / "growth.svg"
-OTHERS = (ROOT / "docs" / "language-models.md", ROOT / "docs" / "diffusion.md")
+OTHERS = tuple(ROOT / "docs" / name for name in ("language-models.md", "diffusion.md", "scale.md"))
 IMAGES_AND_TEXT, DIFFUSION = ("resnet", "vit", "gpt2", "llama"), ("ddpm", "text", "lora")
 LESSER = ("traker", "captum", "kronfluence")  # these keep less of an example, or nothing
 AXES = {"rank": "rank, ResNet-18", "tokens": "tokens of a sequence, GPT-2", "width": "width, GPT-2"}
@@ -68,9 +68,9 @@ def _cases(found: Results, names: tuple[str, ...] = tuple(CASES)) -> dict[str, F
 
 
 def machine(found: Results) -> str:
-    """Of every machine that results are from."""
+    """Of every machine that results are from; "devices" counts, and measures nothing."""
     lines = {}
-    for result in found.values():
+    for result in (r for name, r in found.items() if name != "devices"):
         m, v = result["provenance"]["machine"], result["provenance"]["versions"]
         sets = ", ".join(m.get("sets", [])) or m.get("instructions", "")
         family = f", family, model and stepping {m['family']}" if m.get("family") else ""

@@ -208,6 +208,14 @@ def test_changed_indexes(tmp_path, device, operations):
     assert operations() > 0
 
 
+def test_weights_from_copies_of_training_examples(tmp_path, device, operations):
+    here = toy.build(tmp_path, 120, method=TracIn(projection="none"), pass_size=32)
+    there, want = moved(here, device), here.learn_weights(examples=40).values
+    before = operations()
+    assert_near(there.learn_weights(examples=40).values, want, KERNEL)
+    assert operations() > before
+
+
 def test_tokens(tmp_path, monkeypatch, device, operations):
     """By a backward pass for each token: the pretended device has no forward mode."""
 

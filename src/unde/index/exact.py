@@ -38,8 +38,8 @@ from unde.index.gradient_kernel import (
     apply_in_place,
     fit_to_gradients,
     gradient_dampings,
-    memory_beside_kernel,
     solve,
+    split_memory,
 )
 from unde.index.gradient_stream import OWNER, GradientStream
 from unde.index.query_factors import QueryFactors, check_rank, queries_in_memory
@@ -230,7 +230,7 @@ def _runner(
     runner = FeatureRunner(Path(OWNER), draft, inputs)
     runner.units = units
     with _naming_examples(inputs, settings.ids):
-        within = memory_beside_kernel(method, draft, there.memory, there)
+        within = split_memory(method, draft, there.memory, there)
         runner.manifest = runner.choose_passes(inputs.rows, within // PASS_SHARE, settings.batch_size)
     return runner, partition
 
@@ -321,7 +321,7 @@ class _OnePass:
         return blocks
 
     def _within(self, memory: int) -> int:
-        return memory_beside_kernel(self.method, self.stream.runner.manifest, memory, self.there)
+        return split_memory(self.method, self.stream.runner.manifest, memory, self.there)
 
     def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
         """K g(q) of a block of queries under checkpoint c, (q, D)."""

@@ -32,7 +32,7 @@ PROBES = 4  # random vectors that the trace of the Gauss-Newton matrix is estima
 _APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
 
 
-def memory_beside_kernel(method: Method, m: Manifest, memory: int, there: Compute) -> int:
+def split_memory(method: Method, m: Manifest, memory: int, there: Compute) -> int:
     """Bytes for passes, and for what they add up. On a device half of what K leaves: queries and products take the
     other half."""
     if there.device == CPU:

@@ -31,7 +31,7 @@ from unde.index.gradient_kernel import (
     Kept,
     apply_in_place,
     fit_to_gradients,
-    memory_beside_kernel,
+    split_memory,
 )
 from unde.index.query_features import QueryFeatures
 from unde.index.reader import IndexReader
@@ -174,7 +174,7 @@ class OtherProjection:
         self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method, moments: Kept
     ) -> None:
         self.moments, self.there = moments, stored.compute
-        within = partial(memory_beside_kernel, method, there=stored.compute)
+        within = partial(split_memory, method, there=stored.compute)
         self.runner = runner.with_method(method, train, lambda m: within(m, stored.compute.memory) // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
         self.memory = within(self.manifest, stored.memory)
