@@ -8,7 +8,7 @@ from settings import assert_near, stored
 
 import toy
 from unde import Index
-from unde.parallel import Processes
+from unde.parallel import Processes, Ray
 
 
 @pytest.fixture
@@ -40,3 +40,20 @@ def test_a_device_that_is_named_is_that_of_all_workers(tmp_path, notes, pretende
     assert notes() == {"pretended:1"}
     index.features(toy.data(3, 5))
     assert pretended.counts[1].operations > 0 == pretended.counts[0].operations
+
+
+def test_ray(tmp_path, monkeypatch, notes, pretended):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")
+    options = {"recipe": "device_project:make", "method": "ekfac", "projection": "kron(2)"}
+    try:
+        ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+        there = build(tmp_path / "there", toy.net().to(pretended.NAME), executor=Ray(1), **options)
+        got = there.score(toy.data(3, 5)).total()
+        there.close()
+    finally:
+        ray.shutdown()
+    assert notes() == {"pretended:0"}
+    here = build(tmp_path / "here", toy.net(), **options)
+    assert_near(stored(there), stored(here))
+    assert_near(got, here.score(toy.data(3, 5)).total(), 1e-4)
