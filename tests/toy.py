@@ -124,11 +124,11 @@ def everything(folder: Path) -> Index:
     from unde.cli.config import write_config
     from unde.integrations.source import ModelSource
 
-    method = unde.methods.EKFAC(projection="pca(2)", fisher="sampled")
+    method = unde.methods.EKFAC(projection="kron(2)", fisher="sampled")
     index, queries = build(folder, method=method, ids=list(range(22))), data(3, seed=3)
     index.add_fisher("true", progress=False)
     index.features(queries, folder / "queries" / "some.safetensors")
-    index.score(queries).total()
+    index.score(queries, method).total()  # a calibration may choose another
     ModelSource(target="my_project:make").save(folder)
     write_config(folder, {"target": "my_project:make", "seed": 0})
     chance = np.random.default_rng(0)

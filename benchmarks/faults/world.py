@@ -84,7 +84,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("ekfac", {"method": EKFAC(projection="pca(2)", fisher="sampled")}),
+    Kind("ekfac", {"method": EKFAC(projection="kron(2)", fisher="sampled")}),
     Kind("trak", {"method": TRAK(projection="kron(2)"), "store_dtype": "float16", "checkpoints": STATES}),
 )
 

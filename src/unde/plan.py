@@ -22,7 +22,7 @@ from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import Coverage, make_units, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
-from unde.gradients.pca import SAMPLE
+from unde.gradients.whitening import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index.choice import MethodChoice, choose
 from unde.index.feature_runner import FeatureRunner
@@ -67,7 +67,7 @@ class Plan:
     Args:
         disk: Bytes by kind of file, the kernel of the method included.
         kernel_memory: Bytes that fitting the kernel holds at once.
-        sample_passes: Passes over a sample before the index is begun: of pca directions, or of whitening.
+        sample_passes: Passes over a sample before the index is begun, for whitening.
         timing: What was measured; None for a model without weights, or without data.
         choice: What "auto" chose, and why.
     """
@@ -331,12 +331,10 @@ class _Job:
 
     def _time(self, rows: Rows, part: Method, batch_size: int | None) -> Timing:
         start = time.perf_counter()
-        # pca directions are drawn instead of computed, in the same sizes
-        drawn = replace(part, projection=str(part.projection).replace("pca", "kron"))
         sizes = replace(self.sizes, checkpoints=1)
-        manifest = sizes.manifest(self.method, drawn, UNMEASURED)
+        manifest = sizes.manifest(self.method, part, UNMEASURED)
         runner = FeatureRunner(Path(), manifest, ModelInputs(sizes.model, sizes.task))
-        runner.units = make_units(sizes.model, sizes.names, str(drawn.projection), manifest.seed)
+        runner.units = make_units(sizes.model, sizes.names, str(part.projection), manifest.seed)
         runner.manifest = runner.choose_passes(rows, sizes.memory)
         pass_size = batch_size or runner.manifest.resolved.pass_size
         preparation = time.perf_counter() - start

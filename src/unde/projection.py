@@ -7,15 +7,13 @@ all parameters share one scale and learned weights need not undo the projection.
     none        the gradient itself
     factored(c) the gradient itself, of which an index stores c outer products; EKFAC whitens it first
     kron(r)     two-sided, A G Bᵀ with A (r × R) and B (r × C): needs only the two factors of G, never G
-    pca(r)      as kron, A and B the leading directions of output gradients and inputs, from a pass over a sample
     sjlt(k)     sparse Johnson–Lindenstrauss: every coordinate goes to one of k buckets with a random sign
     dense(k)    k full random directions, entries normal or Rademacher
 
 A parameter that has no more entries than its feature would have passes unprojected. The random numbers are
 drawn with a counter-based generator keyed by (seed, parameter name, side, version); the seed of each further
-checkpoint of an index is derived from that of the index (`checkpoint_seed`). pca alone is not random,
-and so not unbiased: what its directions leave out is lost. Whitening turns both sides of a gradient by orthogonal
-matrices (`rows`, `cols`) that are given.
+checkpoint of an index is derived from that of the index (`checkpoint_seed`). Whitening turns
+both sides of a gradient by orthogonal matrices (`rows`, `cols`) that are given.
 
 A `scale` multiplies the gradient entry by entry before it is projected (second moments of an optimiser).
 """
@@ -36,10 +34,9 @@ from unde.errors import UndeError, unknown
 from unde.onednn import times
 
 VERSION = 1  # raise when the numbers drawn for a given key change: indexes of another version are refused
-KINDS = ("none", "factored", "kron", "pca", "sjlt", "dense")
-TWO_SIDED = ("kron", "pca")
+KINDS = ("none", "factored", "kron", "sjlt", "dense")
 WHOLE = ("none", "factored")  # features are gradients, entry for entry
-MATRICES = (*WHOLE, *TWO_SIDED)  # features of matrices are matrices
+MATRICES = (*WHOLE, "kron")  # features of matrices are matrices
 MOST_FACTORS = 64  # outer products that factored(c) keeps of a matrix
 DENSE_LIMIT = 2**31  # bytes of one dense matrix
 
@@ -109,7 +106,7 @@ class Projection:
         seed: int = 0,
         given: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`given` may hold "rows/<name>" and "cols/<name>" (of pca, or turns of whitening), and "scale/<name>"."""
+        """`given` may hold "rows/<name>" and "cols/<name>" (turns of whitening), and "scale/<name>"."""
         spec, given = Spec.parse(spec), given or {}
         self.R = shape[0] if len(shape) > 1 else 1
         self.C = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
@@ -132,12 +129,10 @@ class Projection:
                 self._taps, self._cols = self._cols, None
         if self.size == numel:
             return
-        if spec.kind in TWO_SIDED and len(shape) > 1:
+        if spec.kind == "kron" and len(shape) > 1:
             r = spec.size
-            for side, n in (("rows", self.R), ("cols", self.C)):
-                if n > r:
-                    matrix = given.get(f"{side}/{name}") if spec.kind == "pca" else None
-                    setattr(self, f"_{side}", _signs(seed, name, side, r, n) if matrix is None else matrix)
+            self._rows = _signs(seed, name, "rows", r, self.R) if self.R > r else None
+            self._cols = _signs(seed, name, "cols", r, self.C) if self.C > r else None
         elif spec.kind == "dense":
             if 4 * self.size * numel > DENSE_LIMIT:
                 raise UndeError(
@@ -170,11 +165,6 @@ class Projection:
         """What it holds."""
         held = (self._rows, self._cols, self._flat, self._scale, self._taps, *(self._buckets or ()))
         return [t for t in held if t is not None]
-
-    def widen(self, rows: bool, cols: bool) -> None:
-        """Leave these sides unprojected."""
-        self._rows = None if rows else self._rows
-        self._cols = None if cols else self._cols
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
         """Rows and columns are laid out as they are multiplied and looked up, transposed; those of a kernel stay, as
@@ -244,10 +234,10 @@ def feature_size(spec: Spec, shape: tuple[int, ...]) -> int:
     (128, 64)
     """
     numel = math.prod(shape)
-    most = spec.size**2 if spec.kind in TWO_SIDED else spec.size
+    most = spec.size**2 if spec.kind == "kron" else spec.size
     if spec.kind in WHOLE or numel <= most:
         return numel
-    if spec.kind in TWO_SIDED and len(shape) > 1:
+    if spec.kind == "kron" and len(shape) > 1:
         return math.prod(two_sides(spec, shape))
     return most
 

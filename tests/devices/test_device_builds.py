@@ -11,7 +11,7 @@ BUILDS = [
     ("resnet-batchnorm", "logra", {}),
     ("lstm", "tracin", {"projection": "sjlt(16)"}),
     ("gpt2", "ekfac", {}),
-    ("llama", "logra", {"projection": "pca(4)"}),
+    ("llama", "logra", {"projection": "kron(4)"}),
     ("bert", "trak", {}),
     ("mixtral", "tracin", {"projection": "none"}),
     ("unet", "d-trak", {}),

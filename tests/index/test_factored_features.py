@@ -131,7 +131,7 @@ def test_parameters_may_be_whitened_one_after_the_other(tmp_path, capsys):
 
 
 def test_matrices_may_stay_in_their_file(tmp_path, full_rank):
-    with mock.patch("unde.index.pca.MAPPED", 16), mock.patch("unde.store.shards.MAPPED", 16):
+    with mock.patch("unde.index.projection_matrices.MAPPED", 16), mock.patch("unde.store.shards.MAPPED", 16):
         index = build(tmp_path / "i", EKFAC("factored(12)"))
         assert relative(index.score(QUERIES).total(), full_rank.score(QUERIES).total()) < 1e-6
 

@@ -7,7 +7,7 @@ from torch import nn
 import toy
 from unde import Index, UndeError
 from unde.index import token_scores as module
-from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.methods import EKFAC, TRAK, TracIn
 from unde.tasks import CausalLM
 
 transformers = pytest.importorskip("transformers")
@@ -43,7 +43,6 @@ METHODS = [
     TracIn(projection="sjlt(16)"),
     TRAK(projection="kron(3)"),  # 9 examples: the dual form
     TRAK(projection="kron(1)", form="primal"),
-    LoGRA(projection="pca(3)"),
     EKFAC(projection="kron(3)"),
 ]
 

@@ -21,7 +21,7 @@ MEASURED = {
     "logra": methods.LoGRA(projection="kron(3)"),
     "ekfac": methods.EKFAC(projection="kron(3)"),
     "ekfac, sampled": methods.EKFAC(projection="kron(3)", fisher="sampled"),
-    "logra, pca": methods.LoGRA(projection="pca(2)"),
+    "ekfac, whitened": methods.EKFAC(projection="factored(2)"),
     "cosine": methods.TracIn(projection="none", cosine=True),
 }
 

@@ -15,7 +15,6 @@ from unde.store.remote import place
 
 METHODS = {
     "tracin": TracIn(projection="none"),
-    "pca": TRAK(projection="pca(2)"),
     "whitened": EKFAC(projection="factored(1)"),
     "labels": EKFAC(projection="none", fisher="sampled"),
     "every label": TRAK(projection="none", fisher="true"),

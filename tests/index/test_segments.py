@@ -182,9 +182,9 @@ def test_half_precision(tmp_path, dtype):
     assert torch.equal(kept, stored)  # rounded once, not twice
 
 
-def test_pca_directions_stay(tmp_path):
+def test_whitening_stays(tmp_path):
     """Those of the examples that it was built on, for what comes later and for queries."""
-    index = toy.build(tmp_path / "i", train_data=part(0, 24), method=LoGRA(projection="pca(2)"))
+    index = toy.build(tmp_path / "i", train_data=part(0, 24), method=EKFAC(projection="factored(2)"))
     before = index.features(QUERIES)
     later = index.features(part(24, 37)).features
     matrices = (index.folder / "projection.safetensors").read_bytes()
@@ -193,10 +193,10 @@ def test_pca_directions_stay(tmp_path):
     torch.testing.assert_close(stored[:, 24:], later)
     assert (index.folder / "projection.safetensors").read_bytes() == matrices
     want = before.features[0] @ stored[0].T
-    torch.testing.assert_close(index.score(before, TracIn()).total(), want)
-    assert "pca directions are those of the 24 examples it was built on" in str(index.verify())
+    torch.testing.assert_close(index.score(before).total(), want)
+    assert "the whitening is that of the 24 examples it was built on" in str(index.verify())
     # as it is now: nothing to do
-    again = toy.build(tmp_path / "i", train_data=ALL, method=LoGRA(projection="pca(2)"))
+    again = toy.build(tmp_path / "i", train_data=ALL, method=EKFAC(projection="factored(2)"))
     assert again.manifest == index.manifest
 
 

@@ -7,7 +7,7 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.methods import EKFAC, TRAK, TracIn
 from unde.parallel import Array
 from unde.tasks import Classification
 
@@ -142,17 +142,17 @@ def test_merging_what_was_not_measured_alike(tmp_path, options, match):
     assert not (tmp_path / "m").exists()
 
 
-def test_merging_other_directions(tmp_path):
-    method = LoGRA(projection="pca(2)")
+def test_merging_other_whitening(tmp_path):
+    method = EKFAC(projection="factored(2)")
     for seed in (0, 1):
         toy.build(tmp_path / f"{seed}", train_data=toy.data(22, seed=seed), method=method)
-    with pytest.raises(UndeError, match=r"directions of pca.*Append the examples"):
+    with pytest.raises(UndeError, match=r"the whitening or the second moments.*Append the examples"):
         Index.merge([tmp_path / "0", tmp_path / "1"], tmp_path / "m")
 
 
 def test_merging_copies_that_grew_apart(tmp_path):
-    """pca indexes can be merged where one began as a copy of the other."""
-    one = toy.build(tmp_path / "a", method=LoGRA(projection="pca(2)"))
+    """Whitened indexes can be merged where one began as a copy of the other."""
+    one = toy.build(tmp_path / "a", method=EKFAC(projection="factored(2)"))
     shutil.copytree(one.folder, tmp_path / "b")
     other = Index.open(tmp_path / "b", model=toy.net(), task=Classification())
     other.append(toy.data(5, seed=7), progress=False)

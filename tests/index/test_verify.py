@@ -50,8 +50,8 @@ def test_a_whole_index_is_whole_and_every_file_is_counted(copy):
 
 def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
     names = checked(whole)
-    # halves are of models that were trained: test_calibrate.py
-    others = {".lock", "change.json", "log.jsonl", "scratch", "halves", layout.CARD}
+    # halves are of models that were trained: test_calibrate.py; matrices of whitening: below
+    others = {".lock", "change.json", "log.jsonl", "scratch", "halves", layout.CARD, layout.MATRICES}
     assert {name.partition("/")[0] for name in names} == {e.name for e in layout.ENTRIES} - others
     for name in names:
         path, before = copy / name, (copy / name).read_bytes()
@@ -89,6 +89,7 @@ def test_the_advice_restores_every_entry(whole, copy):
         layout.SCRATCH,
         layout.CALIBRATION_HALVES,
         layout.CARD,
+        layout.MATRICES,
     )
     for name in [entry.name for entry in layout.ENTRIES if entry.name not in others]:
         path = copy / name
@@ -113,7 +114,7 @@ def test_what_is_missing_is_unfinished_and_not_damaged(copy):
 
 
 def test_lost_files_that_are_no_shards(copy):
-    lost = ("ids.json", "projection.safetensors", "probe.safetensors")
+    lost = ("ids.json", "probe.safetensors")
     for name in lost:
         (copy / name).unlink()
     assert {(p.name, p.kind) for p in verify(copy).problems} == {(name, "missing") for name in lost}
@@ -121,18 +122,26 @@ def test_lost_files_that_are_no_shards(copy):
     assert ("manifest.json", "missing") in {(p.name, p.kind) for p in verify(copy).problems}
 
 
+def test_whitening_that_is_lost_or_foreign(tmp_path):
+    method = EKFAC(projection="factored(2)")
+    one, other = (toy.build(tmp_path / str(seed), model=toy.net(seed), method=method) for seed in (0, 5))
+    (one.folder / "projection.safetensors").unlink()
+    assert [(p.name, p.kind) for p in one.verify().problems] == [("projection.safetensors", "missing")]
+    shutil.copy(other.folder / "projection.safetensors", one.folder / "projection.safetensors")
+    assert [(p.name, p.kind) for p in one.verify().problems] == [("projection.safetensors", "foreign")]
+
+
 def test_what_is_foreign(copy, tmp_path):
-    method = EKFAC(projection="pca(2)", fisher="sampled")
+    method = EKFAC(projection="kron(2)", fisher="sampled")
     other = toy.build(tmp_path / "other", model=toy.net(5), method=method)
     shutil.copy(other.folder / "shards/c00-000001.safetensors", copy / "shards/c00-000001.safetensors")
     shutil.copy(copy / "shards/c00-000000.safetensors", copy / "shards/c00-000007.safetensors")
-    shutil.copy(other.folder / "projection.safetensors", copy / "projection.safetensors")
     (copy / "notes.txt").write_text("mine")
     (copy / "probe.safetensors").rename(tmp_path / "probe")
     (copy / "probe.safetensors").symlink_to(tmp_path / "probe")
     kinds = {p.name: p.kind for p in verify(copy).problems}
     shards = {f"shards/c00-00000{i}.safetensors" for i in (1, 7)}
-    assert set(kinds) == shards | {"projection.safetensors", "notes.txt", "probe.safetensors"}
+    assert set(kinds) == shards | {"notes.txt", "probe.safetensors"}
     assert set(kinds.values()) <= {"foreign", "damaged"}
     assert kinds["shards/c00-000001.safetensors"] == "foreign"
     shutil.rmtree(copy / "fisher")

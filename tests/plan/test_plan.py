@@ -121,9 +121,8 @@ SIMPLE = (
 )
 OTHERS = (
     methods.LoGRA(projection="kron(4)"),
-    methods.LoGRA(projection="pca(4)"),
     methods.EKFAC(projection="none"),
-    methods.EKFAC(projection="pca(8)", fisher="sampled"),
+    methods.EKFAC(projection="kron(8)", fisher="sampled"),
     methods.EKFAC(projection="kron(4)", fisher="true"),
 )
 

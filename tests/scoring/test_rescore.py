@@ -307,7 +307,6 @@ def test_the_kernel_of_logra_is_fitted_to_a_sample(tmp_path, monkeypatch, projec
     ("top", "options", "said"),
     [
         (K, {"projection": "kron(4)", "index": "larger"}, "give one of the two"),
-        (K, {"projection": "pca(4)"}, r"directions of pca\(4\) are found on training data"),
         (K, {"projection": "kronn(4)"}, "projection 'kronn'"),
         (N + 1, {}, rf"top\({N + 1}\) of {N} training examples"),
         (torch.zeros(3, 2, dtype=torch.long), {}, r"candidates of shape \(3, 2\) for 7 queries"),

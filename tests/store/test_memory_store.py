@@ -22,7 +22,8 @@ QUERIES = toy.data(3, seed=3)
 METHODS = {
     "tracin": TracIn(projection="none"),
     "trak": TRAK(projection="kron(3)"),
-    "logra": LoGRA(projection="pca(2)"),
+    "logra": LoGRA(projection="kron(2)"),
+    "whitened": EKFAC(projection="factored(2)"),
     "ekfac": EKFAC(projection="kron(3)", fisher="sampled"),
 }
 
@@ -117,7 +118,7 @@ def test_a_damaged_manifest(tmp_path, memory):
 
 def test_whoever_begins_first_has_settled_it(tmp_path, memory, monkeypatch):
     """Another coordinator, with other pass sizes, begins the same index while this one settles it."""
-    options = {"method": LoGRA(projection="pca(2)"), "ids": list(range(22))}
+    options = {"method": EKFAC(projection="factored(2)"), "ids": list(range(22))}
     whole = toy.content(toy.build(tmp_path / "i", pass_size=2, **options).folder)
     real, began = Remote.create, []
 

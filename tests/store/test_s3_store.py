@@ -18,7 +18,7 @@ from remote_toy import content
 import toy
 from unde import Index, UndeError, Weights
 from unde.evaluate import Bank
-from unde.methods import TRAK, LoGRA
+from unde.methods import EKFAC, TRAK
 from unde.store.remote import Remote, Unreachable
 from unde.tasks import Classification
 
@@ -81,7 +81,7 @@ def test_what_others_write_is_seen(s3):
 
 def test_two_coordinators_at_once(tmp_path, s3):
     """Each would settle another pass size; both end with the index that one of them has resolved."""
-    method, made, wanted, both = LoGRA(projection="pca(2)"), [], set(), threading.Barrier(2)
+    method, made, wanted, both = EKFAC(projection="factored(2)"), [], set(), threading.Barrier(2)
 
     def create(self, data, real=Remote.create):
         if self.name in ("manifest.json", "projection.safetensors"):

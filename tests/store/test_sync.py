@@ -25,7 +25,7 @@ QUERIES = toy.data(3, seed=3)
 def built(tmp_path_factory):
     """With all that may be in a folder."""
     made = toy.everything(tmp_path_factory.mktemp("built") / "i")
-    made.score(QUERIES, TRAK(projection="pca(2)"))
+    made.score(QUERIES, TRAK(projection="kron(2)"))
     return made
 
 
@@ -69,6 +69,7 @@ def test_there_and_back(tmp_path, s3, index, writes):
         layout.LOCK,
         layout.SCRATCH,
         layout.CARD,
+        layout.MATRICES,
         layout.CALIBRATION_HALVES,  # stay where they were trained
     }
     assert run("push", index.folder, s3).startswith(f"{s3}: {len(want)} files\n{s3 / layout.CARD}: ")

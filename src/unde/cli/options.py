@@ -133,7 +133,7 @@ BuiltMethod = Annotated[
 MethodOfIndex = Annotated[
     str | None, option(f"{_METHOD_HELP} (default: as built)", "--method", autocompletion=one_of(*METHODS))
 ]
-PROJECTIONS = ("auto", "none", "factored(4)", "kron(16)", "pca(16)", "sjlt(4096)", "dense(512)")
+PROJECTIONS = ("auto", "none", "factored(4)", "kron(16)", "sjlt(4096)", "dense(512)")
 Projection = Annotated[
     str,
     option(

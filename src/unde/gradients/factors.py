@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unde.devices import put
+from unde.errors import UndeError
 from unde.gradients.parameters import placement
 from unde.projection import MATRICES, WHOLE, Spec, two_sides
 
@@ -121,3 +123,29 @@ def split(vector: Tensor, sizes: Mapping[str, Sides]) -> dict[str, tuple[Tensor 
             start += 0 if n is None else n * n
         out[name] = (matrices[0], matrices[1])
     return out
+
+
+def eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, smallest first, and eigenvectors in columns of a covariance of the parameter `name`, in float64.
+
+    >>> eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), "weight")[0]
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    matrix = put(matrix, matrix.device, torch.float64)
+    if not matrix.isfinite().all():
+        raise UndeError(
+            f"a covariance of parameter {name!r} holds NaN or infinite entries: an example has a gradient that is "
+            "not finite, or too large to square. Rebuild the index with on_bad='skip', or rescale the loss"
+        )
+    matrix = (matrix + matrix.T) / 2
+    try:
+        return torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # it fails to converge on rare matrices with many equal eigenvalues
+        try:
+            vectors, values, _ = torch.linalg.svd(matrix)
+        except torch.linalg.LinAlgError as e:
+            raise UndeError(
+                f"no eigenvectors could be found for a covariance ({len(matrix)} × {len(matrix)}) of parameter "
+                f"{name!r} ({e}): exclude the parameter, or build with another projection"
+            ) from None
+        return values.flip(0), vectors.flip(1)

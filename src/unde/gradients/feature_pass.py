@@ -1,6 +1,6 @@
 """The feature pass: run a measurement of a model over rows, in passes of a chosen size.
 
-Builds, queries, directions of pca, perturbed copies and plans all use it. The last bits of features depend on the
+Builds, queries, whitening, perturbed copies and plans all use it. The last bits of features depend on the
 coverage and on the number of examples in a pass (`choose_pass_size`): both are chosen once and recorded.
 """
 

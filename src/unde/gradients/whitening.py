@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from unde import console
 from unde.data import Rows, evenly
 from unde.gradients.coverage import plan_coverage
-from unde.gradients.factors import Factors, Sides, factor_sizes, length
+from unde.gradients.factors import Factors, Sides, eigh, factor_sizes, length
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import DAMPINGS, Unit, describe_units, make_units
-from unde.gradients.pca import eigh
 from unde.tasks.base import Task
 
 SAMPLE = 4096  # examples, evenly spaced, that statistics are taken from

@@ -21,7 +21,7 @@ from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
-from unde.index import pca
+from unde.index import projection_matrices
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.reader import IndexReader, covariance_bytes
@@ -177,8 +177,10 @@ def _begin_or_resume(
         raise_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
         matrices: dict[str, Tensor] = {}
-        if scales or spec.kind == "pca" or method.whitened or (existing is not None and existing.matrices):
-            wanted, matrices = pca.resolve(folder, inputs, names, scales, pass_memory, wanted, existing)
+        if scales or method.whitened or (existing is not None and existing.matrices):
+            wanted, matrices = projection_matrices.resolve(
+                folder, inputs, names, scales, pass_memory, wanted, existing
+            )
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if wanted.store_dtype == AUTO:
@@ -329,7 +331,7 @@ def build(
 def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple[StorePath, Method]:
     """The folder of the gradients with other labels, and the method that measures them."""
     assert isinstance(probe, methods.Fisher)
-    fisher = pca.resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
+    fisher = projection_matrices.resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
     return folder / layout.FISHERS[fisher.kind], fisher
 
 
@@ -339,8 +341,7 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
         raise unknown("fisher", kind, layout.FISHERS)
     folder, m = state.stored.folder, state.stored.manifest
     inputs = state.build_inputs("gradients with other labels are computed by the model")
-    is_pca = Spec.parse(str(state.stored.method.projection)).kind == "pca"
-    if m.changes is not None or (m.matrices and not is_pca):
+    if m.changes is not None or m.matrices:
         kept = "with whitened gradients" if state.stored.method.whitened else "with second_moments"
         what = "changed since it was built" if m.changes is not None else f"built {kept}"
         raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")

@@ -30,7 +30,7 @@ from unde.gradients.feature_pass import (
 )
 from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import placement
-from unde.index import pca
+from unde.index import projection_matrices
 from unde.index.query_features import BadQuery, QueryFeatures
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
@@ -107,7 +107,7 @@ class FeatureRunner:
 
     def _make_units(self, checkpoint: int) -> list[Unit]:
         m = self.manifest
-        matrices = pca.read(pca.home(self.folder), m)
+        matrices = projection_matrices.read(projection_matrices.home(self.folder), m)
         seed = checkpoint_seed(m.seed, checkpoint)
         units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), seed, matrices)
         if [u.columns for u in units] != m.columns:
@@ -277,7 +277,7 @@ class FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew, within as many
         bytes as `memory` of its manifest."""
         m, model = self.manifest, self.inputs.model
-        matrices = pca.read(pca.home(self.folder), m)
+        matrices = projection_matrices.read(projection_matrices.home(self.folder), m)
         units = make_units(model, m.unit_names, str(method.projection), m.seed, matrices)
         manifest = replace(m, method=method.describe(), units=describe_units(units), factors=False)
         with exclusive(model):

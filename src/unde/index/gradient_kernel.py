@@ -18,7 +18,7 @@ from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive, set_rows
 from unde.gradients.gauss_newton import GaussNewton
 from unde.gradients.whitening import SAMPLE, Statistics, add_squares, fit_whitening
-from unde.index import pca
+from unde.index import projection_matrices
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
 from unde.kernels.base import Fitted, Moments, ParameterColumns, put_moments
@@ -73,7 +73,7 @@ def fit_to_gradients(
     if (bound.key, c) not in kept:
         runner.close()
         with exclusive(runner.inputs.model):
-            data = pca.curvature_data(runner.inputs, rows, m.unit_names, method, [c])
+            data = projection_matrices.curvature_data(runner.inputs, rows, m.unit_names, method, [c])
             kept[bound.key, c] = _moments(method, runner, data, memory)
     return bound.fit(put_moments(kept[bound.key, c], source), source)
 

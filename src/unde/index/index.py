@@ -290,7 +290,7 @@ class Index(QueryableIndex):
     def append(self, more_data: Any, ids: Sequence[Any] | None = None, *, progress: bool = True) -> None:
         """Add training examples: compute their features as one more segment of the index.
 
-        Kernels are fitted again from stored features when they are next needed. pca directions stay those of the
+        Kernels are fitted again from stored features when they are next needed. Whitening stays that of the
         examples that the index was built on. After a kill the index is unchanged, and the same call resumes.
 
         Args:

@@ -17,7 +17,7 @@ from unde.devices import CPU, Compute, local, put
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import factor_sizes, length, split
-from unde.index import pca
+from unde.index import projection_matrices
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
@@ -259,7 +259,7 @@ class FeatureSource:
         return self.stored.block(*self._place(s))
 
     def whitening(self) -> dict[str, tuple[Tensor, float]]:
-        return pca.whitening(self.stored.folder, self.stored.manifest)
+        return projection_matrices.whitening(self.stored.folder, self.stored.manifest)
 
     def factors(self, s: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
         m = self.stored.manifest

@@ -127,11 +127,6 @@ class IndexRescorer:
                 "the diagonal metric are fitted to whole gradients, projection='none', and that of LoGRA with "
                 "fisher='empirical' to any projection"
             )
-        if spec.kind == "pca":
-            raise UndeError(
-                f"the directions of {spec} are found on training data: build an index with that projection and pass "
-                "it, scores.rescore(top, index=larger), or use 'kron(64)' or 'none'"
-            )
         method = replace(scores.method, projection=str(spec))
         runner = self.state.runner
         train = self.state.build_inputs("gradients of training examples are computed anew").rows

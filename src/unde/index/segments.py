@@ -25,7 +25,7 @@ from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.gradients.feature_pass import split_range, torch_threads
-from unde.index import pca as matrices
+from unde.index import projection_matrices as matrices
 from unde.index.reader import IndexReader
 from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covariances
 from unde.index.state import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids

@@ -23,7 +23,7 @@ from unde.default_device import host_default
 from unde.devices import put
 from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import bm25
-from unde.index import pca
+from unde.index import projection_matrices
 from unde.index.index import Index
 from unde.index.train_features import StoredFeatures
 from unde.methods import Method, TracIn
@@ -240,7 +240,7 @@ def _norms(x: Tensor) -> Tensor:
 def _adam_scale(index: Index) -> Tensor | None:
     """(D,) (√v + ε)^−1/2 by which whole gradients of the index were multiplied; None for other features."""
     m = index.manifest
-    scales = pca.read(pca.home(index.folder), m)
+    scales = projection_matrices.read(projection_matrices.home(index.folder), m)
     names = [f"scale/{name}" for name in m.unit_names]
     whole = Spec.parse(str(index.method.projection)).kind == "none"
     if not whole or not all(name in scales for name in names):

@@ -26,7 +26,7 @@ from unde.gradients.whitening import (
 from unde.groups import Groups
 from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.pca import resolve_labels
+from unde.index.projection_matrices import resolve_labels
 from unde.index.reader import shard_bytes
 from unde.kernels.base import BoundKernel
 from unde.methods import Fisher, Method
@@ -128,9 +128,9 @@ class IndexSizes:
         return IndexFiles(method, drafts[0], drafts[-1], placement(self.model)[1])
 
     def sample_passes(self, m: Manifest) -> int:
-        """Passes over a sample before the index is begun: for pca directions, or for the rounds of whitening."""
+        """Passes over a sample before the index is begun, for the rounds of whitening."""
         if not methods.parse(m.method).whitened:
-            return int(Spec.parse(str(m.method["projection"])).kind == "pca")
+            return 0
         rounds = rounds_of_covariances(m.units, self.memory)
         return len(rounds) + len(rounds_of_eigenvalues(m.units, self.memory, m.resolved.pass_size))
 

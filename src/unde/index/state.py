@@ -269,7 +269,7 @@ def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for"
 _CONTENT = {
     "models": "the model's weights (other values)",
     "data": "the training data (same length, other content)",
-    "matrices": "the directions of pca or the second moments (other values)",
+    "matrices": "the whitening or the second moments (other values)",
 }
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unde import methods
 from unde.errors import UndeError
 from unde.evaluate.bank.bank_io import PARTS, verify_bank
-from unde.index import pca as matrices
+from unde.index import projection_matrices as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import IndexReader, belongs
@@ -104,7 +104,7 @@ def _verify_history(folder: StorePath, manifest: Manifest, report: VerifyReport)
         report.notes += manifest.changes.lines
         if manifest.resolved.directions is not None:
             built = manifest.changes.build_examples
-            report.notes.append(f"pca directions are those of the {built} examples it was built on")
+            report.notes.append(f"the whitening is that of the {built} examples it was built on")
     note = read_note(folder)
     if note is None:
         return

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from unde.devices import double_device, put
 from unde.errors import UndeError
-from unde.gradients.pca import eigh
+from unde.gradients.factors import eigh
 from unde.kernels.base import (
     BoundKernel,
     FeatureLayout,

@@ -174,7 +174,7 @@ class TRAK(Damped):
 
 @dataclass(frozen=True)
 class LoGRA(Damped):
-    """LoGRA: two-sided projection, kron(r) for random directions or pca(r) for leading ones.
+    """LoGRA: two-sided projection, kron(r).
 
     Args:
         blocks: "layer", a Gram matrix for each layer, or "full", one for all (as TRAK).
@@ -248,7 +248,7 @@ def _check_two_sided(method: LoGRA | EKFAC) -> None:
     if method.projection is not None and Spec.parse(method.projection).kind not in MATRICES:
         raise UndeError(
             f"{type(method).__name__} needs both sides of a gradient, but {method.projection} projects it whole: use "
-            "'none', 'factored(4)', 'kron(16)' or 'pca(16)', or TRAK"
+            "'none', 'factored(4)' or 'kron(16)', or TRAK"
         )
 
 

@@ -39,7 +39,7 @@ _ALL = "build, append, remove, merge"
 ENTRIES = (
     Entry(MANIFEST, "what the index is and its resolved settings", BUILT_AGAIN, _ALL),
     Entry(IDS, "the user's names of examples", BUILT_AGAIN, _ALL),
-    Entry(MATRICES, "pca directions, whitening and second moments", BUILT_AGAIN, "build, merge"),
+    Entry(MATRICES, "whitening and second moments", BUILT_AGAIN, "build, merge"),
     Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN, _ALL),
     Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard", _ALL),
     Entry(FISHERS["sampled"], "gradients with sampled labels", BUILT_AGAIN, _ALL),

@@ -40,7 +40,7 @@ class ResolvedSettings:
     threads: int | None  # of torch, for each job; None: as they come
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
-    directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
+    directions: list[int | None] | None = None  # the same two for the passes of whitening
     device: str | None = None  # the kind of device that computed; None: the CPU
     per_checkpoint: bool = False  # whether each checkpoint has other random projections
 
@@ -77,7 +77,7 @@ class Changes:
     """
 
     origin: str  # id that the index was built under
-    build_examples: int  # number of examples that it was built on; pca directions are theirs
+    build_examples: int  # number of examples that it was built on; the whitening is theirs
     segments: list[Segment]
     history: list[dict[str, Any]]  # what, examples, left, on, token, before, from
     fishers: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
@@ -146,7 +146,7 @@ class Manifest:
     data: str  # fingerprint of the sampled examples
     ids: str  # fingerprint of the user's ids, or ""
     factors: bool  # whether shards hold the covariances that EKFAC is made of
-    matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
+    matrices: str  # fingerprint of the matrices that are not drawn (whitening, second moments), or ""
     resolved: ResolvedSettings
     changes: Changes | None = None  # since it was built
 

@@ -1,4 +1,4 @@
-"""Matrices of the projection that are not drawn from the seed: pca directions, whitening and second moments.
+"""Matrices of the projection that are not drawn from the seed: whitening and second moments.
 
 They are stored beside the manifest; a resumed build reads them, so that all shards are projected alike.
 """
@@ -19,11 +19,9 @@ from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import DAMPINGS, placement
-from unde.gradients.pca import compute_directions
 from unde.gradients.whitening import Statistics, fit_whitening
 from unde.methods import EKFAC, Fisher, Method
 from unde.parallel.model_transport import BuildInputs, ModelInputs
-from unde.projection import Spec
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -113,48 +111,22 @@ def resolve(
     existing: Manifest | None,
 ) -> tuple[Manifest, dict[str, Tensor]]:
     """Read or compute the matrices of an index; return its manifest with their fingerprint, and them."""
-    spec, place, matrices = Spec.parse(str(wanted.method["projection"])), home(folder), scales
+    place, matrices, method = home(folder), scales, methods.parse(wanted.method)
     if existing is not None and existing.changes is not None and existing.matrices:
         stored = read(place, existing)  # of the examples that the index was built on
         if all(name in stored and torch.equal(stored[name], x) for name, x in scales.items()):
             matrices = stored
         wanted = _with_directions(wanted, existing.resolved.directions)
-    elif spec.kind == "pca" or (method := methods.parse(wanted.method)).whitened:
-        origin = [wanted.models, wanted.data, names, str(spec), wanted.seed, fingerprint(scales)]
-        if spec.kind != "pca":  # any number of outer products has the same whitening
-            origin = [*origin[:3], wanted.method | {"projection": spec.kind}]
-
-        def compute() -> dict[str, Tensor]:
-            if spec.kind != "pca":
-                return _whitening(inputs, names, method, memory, wanted)
-            return _directions(inputs, names, spec, memory, wanted) | scales
-
-        matrices = read_or_make(place, repr(origin), existing, compute)
+    elif method.whitened:  # any number of outer products has the same whitening
+        origin = [wanted.models, wanted.data, names, wanted.method | {"projection": "factored"}]
+        matrices = read_or_make(
+            place, repr(origin), existing, lambda: _whitening(inputs, names, method, memory, wanted)
+        )
         size, rows = matrices[PASSES].tolist()
         wanted = _with_directions(wanted, [size, rows or None])
     elif scales:
         matrices = read_or_make(place, repr([names, fingerprint(scales)]), existing, lambda: scales)
     return replace(wanted, matrices=fingerprint(matrices)), matrices
-
-
-def _directions(
-    inputs: BuildInputs, names: list[str], spec: Spec, memory: int, wanted: Manifest
-) -> dict[str, Tensor]:
-    """The pca directions under the first checkpoint, and the size of the passes."""
-    recorded = wanted.resolved.directions
-    with load_checkpoint(inputs.model, inputs.checkpoints):
-        directions = compute_directions(
-            inputs.model,
-            inputs.task,
-            inputs.rows,
-            names,
-            spec,
-            seed=wanted.seed,
-            measure=methods.parse(wanted.method).measure,
-            memory=memory,
-            passes=None if recorded is None else (recorded[0] or 1, recorded[1]),
-        )
-    return directions.matrices | {PASSES: torch.tensor([directions.size, directions.rows or 0])}
 
 
 def _whitening(
