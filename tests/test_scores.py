@@ -13,7 +13,7 @@ from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scoring import ArrayFeatures
 from unde.scoring.blocks import TopK
-from unde.weights.protocol import ResolvedScores
+from unde.weights.contributions import ResolvedScores
 
 SIZES = [3, 1, 4, 2, 5]  # of the units
 UNITS = ["a.weight", "a.bias", "b.weight", "b.bias", "c"]

@@ -25,11 +25,10 @@ from unde.evaluate import paired
 from unde.index.label_free import EXAMPLES, Copier, Retrieval
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
-from unde.weights.contributions import Contributions
+from unde.weights.contributions import Contributions, ResolvedScores
 from unde.weights.fixed_point import Grams, RatioObjective
 from unde.weights.hubs import describe, divide_hubs
 from unde.weights.objective import WeightProblem, select
-from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import FIXED_POINT, Settings, fit
 
 PAPER = ""

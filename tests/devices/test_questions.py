@@ -15,7 +15,7 @@ from unde.data import Rows
 from unde.devices import Compute
 from unde.diffusion import sample
 from unde.evaluate import Bank, TrainingSpec, baseline_scores, tail_patch
-from unde.evaluate.utility import QueryUtility
+from unde.evaluate.bank.training import QueryUtility
 from unde.index.nearest import nearest_labels
 from unde.index.select import select
 from unde.index.settings import Candidates

@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 
 from unde.evaluate import calibration
 from unde.evaluate.calibration import jackknife, large_sample_factor, spearman, standard_error
-from unde.weights.retrained import fit_to_retrained
+from unde.weights.fixed_point import fit_to_retrained
 
 S, Q, M = 16, 60, 5
 

@@ -183,7 +183,7 @@ def test_what_an_index_could_not_hold_is_refused(tmp_path):
 
 
 def test_what_cannot_be_sent_is_refused(monkeypatch):
-    from unde.methods.custom import check_picklable
+    from unde.methods.registry import check_picklable
 
     check_picklable(Sharp())
     monkeypatch.setattr(Sharp, "__module__", "__main__")

@@ -9,8 +9,7 @@ from weights_fakes import FakeScores, random_scores
 from unde.errors import UndeError
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
-from unde.weights.fixed_point import fixed_point
-from unde.weights.nnls import nonnegative_minimum, units
+from unde.weights.fixed_point import fixed_point, nonnegative_minimum, units
 from unde.weights.objective import WeightProblem, objective, select
 
 OBJECTIVES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]

@@ -209,8 +209,8 @@ def _give(best: Top, format: str, out: StorePath | None, by: str, opponents: boo
 
 def _check_output(format: str | None, out: StorePath | None, overwrite: bool) -> str:
     """Return the format of the output, after checking that it can be written: before a large model is loaded."""
-    from unde.scoring.table import FORMATS, format_of
-    from unde.scoring.table import check_format as check_library
+    from unde.scoring.top import FORMATS, format_of
+    from unde.scoring.top import check_format as check_library
 
     if format is not None:
         check_format(format, TABLE, *FORMATS)

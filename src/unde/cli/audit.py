@@ -50,7 +50,7 @@ def audit(
     """
     from unde.cli.project import Project, load_weights
     from unde.index.labels import classifier
-    from unde.scoring.table import check_format
+    from unde.scoring.top import check_format
     from unde.ui.report.labels_page import LabelReview
 
     for path in (csv, parquet):

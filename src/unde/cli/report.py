@@ -118,7 +118,7 @@ def _queries(
     from unde.ui.report.example_view import label_predictions
     from unde.ui.report.items import contributor_flags
     from unde.ui.report.panels import page_of
-    from unde.ui.report.sources import SourcesPanel
+    from unde.ui.report.tables import SourcesPanel
 
     sources = None if by is None else project.sources(by, opened.ids)
     everything = select_queries(project, opened.method, query, queries, method)

@@ -1,6 +1,7 @@
 """Evaluation of attributions: metrics, baselines, and banks of retrained models."""
 
 from unde.evaluate.bank import Bank, TrainingSpec
+from unde.evaluate.bank.training import QueryUtility, TargetUtility
 from unde.evaluate.baselines import baseline_scores, bm25, random_indices
 from unde.evaluate.choices import ChoiceComparison, compare_choices
 from unde.evaluate.compare import Comparison, FineGrained, compare, fine_grained
@@ -19,7 +20,6 @@ from unde.evaluate.overlap import Overlap, find_overlaps, text_overlaps
 from unde.evaluate.search import WeightSearch, search
 from unde.evaluate.sources import SourceShares, source_shares
 from unde.evaluate.tail_patch import TailPatch, tail_patch
-from unde.evaluate.utility import QueryUtility, TargetUtility
 
 Training = TrainingSpec  # its name before 0.3
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unde.evaluate.estimate import Estimate, SubsetBootstrap, quantile
-from unde.weights.retrained import fit_to_retrained
+from unde.weights.fixed_point import fit_to_retrained
 
 MODEL_FOLDS, QUERY_FOLDS = 4, 2
 DECAYS = (0.1, 0.3, 1.0)  # pulls towards uniform weights to choose from

@@ -17,7 +17,7 @@ from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.metrics import check_contributors, lds, rank, recall_at_k, skipped_examples
 from unde.groups import unet_cell
 from unde.scoring.data_splits import refuse_training
-from unde.weights.protocol import ResolvedScores
+from unde.weights.contributions import ResolvedScores
 
 # Function from a parameter to its (row, column), or None to leave it out; or a regular expression for each, whose match
 # (its first group, if it has one) is the name; or None, for each group as a row by itself.

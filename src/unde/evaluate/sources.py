@@ -14,7 +14,7 @@ from unde.console import counted
 from unde.evaluate.estimate import Estimate
 from unde.scoring.base import Names, Scores, WeightsLike
 from unde.scoring.documents import name_pieces
-from unde.scoring.table import Table
+from unde.scoring.top import Table
 
 
 @dataclass(frozen=True, eq=False)

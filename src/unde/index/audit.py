@@ -34,7 +34,7 @@ from unde.index.labels import (
 from unde.index.nearest import count_votes
 from unde.methods import Method
 from unde.scoring import WeightsLike
-from unde.scoring.table import Table
+from unde.scoring.top import Table
 from unde.tasks.tokens import IGNORE
 
 INFLUENCES = 5  # proponents and opponents of a flagged label

@@ -23,10 +23,9 @@ from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.bank.bank import describe_function
 from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
 from unde.evaluate.bank.subsets import SubsetPlan
-from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
+from unde.evaluate.bank.training import UNNAMED, EnoughModels, QueryUtility, TrainJob, train_all
 from unde.evaluate.calibration import quantile, standard_error
 from unde.evaluate.ground_truth import FEWEST_HALVES, GroundTruth, parse_bank
-from unde.evaluate.utility import QueryUtility
 from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
 from unde.index.settings import Candidates
 from unde.index.state import IndexState

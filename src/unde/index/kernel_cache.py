@@ -20,8 +20,16 @@ from torch import Tensor
 from unde import console, methods
 from unde.index.reader import FeatureSource, IndexReader
 from unde.kernels import FeatureLayout, Fitted, Kernel
-from unde.kernels.base import BoundKernel, Moments, Round, add_partials, put_moments, read
-from unde.kernels.fingerprint import code_key, describe_kernel
+from unde.kernels.base import (
+    BoundKernel,
+    Moments,
+    Round,
+    add_partials,
+    code_key,
+    describe_kernel,
+    put_moments,
+    read,
+)
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
 from unde.store.files import checksum, clear_partial

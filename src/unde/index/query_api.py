@@ -33,8 +33,7 @@ from unde.scoring import diagnostics
 from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
 from unde.scoring.group_scores import GroupScores
-from unde.scoring.table import need_library
-from unde.scoring.top import Top
+from unde.scoring.top import Top, need_library
 from unde.store import layout
 from unde.store.layout import VerifyReport
 from unde.store.manifest import Manifest

@@ -17,7 +17,7 @@ from unde.index.reader import IndexReader
 from unde.index.train_features import StoredFeatures
 from unde.kernels import Kernel
 from unde.methods import CUSTOM, Method
-from unde.methods.custom import check_picklable
+from unde.methods.registry import check_picklable
 from unde.parallel import SERIAL, Executor
 from unde.scoring.base import WeightsLike
 from unde.scoring.blocks import check_finite

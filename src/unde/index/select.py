@@ -28,7 +28,7 @@ from unde.index.index import Index
 from unde.index.train_features import StoredFeatures
 from unde.methods import Method, TracIn
 from unde.projection import Spec
-from unde.scoring.table import Table
+from unde.scoring.top import Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from unde.console import size
 from unde.devices import CPU, put
 from unde.errors import UndeError
+from unde.tasks.base import describe, digest_json, is_builtin
 
 Moments = Mapping[str, Tensor]
 JOBS = 16  # of a round, at most
@@ -294,3 +295,36 @@ class TensorSource:
 def chunks(source: KernelSource, run: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """Read the features of a run, batch by batch."""
     return (read(source, blocks) for blocks in run)
+
+
+def describe_kernel(kernel: Any, method: str = "") -> str:
+    """Settings, and for a user's own kernel also its class and `version`, so that files of another one are not used.
+
+    >>> from unde.kernels import Gram
+    >>> describe_kernel(Gram(0.1))
+    "Gram(damping=0.1, relative=True, form='auto', blocks='full', fisher='empirical', damping_scope='layer')"
+    """
+    kind = type(kernel)
+    if is_builtin(kind):
+        return repr(kernel)
+    of = f" of the method {method}" if method else ""
+    missing = [name for name in ("bind", "fisher") if not hasattr(kernel, name)]
+    if missing:
+        raise UndeError(
+            f"the kernel{of} is a {kind.__name__} without {' and '.join(missing)}: expected one of unde.kernels, or an "
+            "object that has what unde.kernels.Kernel names"
+        )
+    try:
+        hash(kernel)
+    except TypeError:
+        raise UndeError(
+            f"the kernel {kind.__name__}{of} cannot be hashed: write it as a @dataclass(frozen=True) of numbers and "
+            "names"
+        ) from None
+    settings = digest_json([describe(kernel, kind.__module__), getattr(kernel, "version", 1)])
+    return f"{kind.__module__}:{kind.__qualname__} {settings}"
+
+
+def code_key(kernel: Any) -> str:
+    """What tells the moments of a kernel of the user's own from those of another; "" for kernels of unde."""
+    return "" if is_builtin(type(kernel)) else f" {describe_kernel(kernel)}"

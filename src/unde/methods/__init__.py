@@ -21,9 +21,17 @@ from unde.methods.builtin import (
     LoGRA,
     TracIn,
 )
-from unde.methods.custom import UnimportedMethod
 from unde.methods.diffusion import DAS, DTRAK, JourneyTRAK
-from unde.methods.registry import METHODS, NAMES, PROJECTION, for_building, on_index, parse, with_projection
+from unde.methods.registry import (
+    METHODS,
+    NAMES,
+    PROJECTION,
+    UnimportedMethod,
+    for_building,
+    on_index,
+    parse,
+    with_projection,
+)
 
 __all__ = [
     "AUTO",

@@ -6,8 +6,7 @@ from unde.scoring.candidates import CandidateScores
 from unde.scoring.documents import Pieces, documents
 from unde.scoring.exact import ExactScores
 from unde.scoring.group_scores import GroupScores
-from unde.scoring.table import Table
-from unde.scoring.top import Top
+from unde.scoring.top import Table, Top
 from unde.scoring.train_features import TrainFeatures
 
 __all__ = [

@@ -43,7 +43,6 @@ from torch import Tensor
 
 from unde.devices import double_device, put
 from unde.weights.contributions import Contributions
-from unde.weights.nnls import nonnegative_minimum, units
 from unde.weights.objective import Fit, WeightProblem, select, zero_contributions_error
 
 Array = NDArray[np.float64]
@@ -204,3 +203,92 @@ def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
     squares = gw @ w  # (Q',)
     inverse = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
     return (a @ w) * inverse, inverse
+
+
+Array = NDArray[np.float64]
+
+_TURNS = 20  # guesses of which weights are zero; a few are usual
+
+
+# --- minima of quadratic forms over w ≥ 0 --------------------------------------------------------------------
+# Products and factors are torch's. NumPy and SciPy bring a library with threads of its own, which go on waiting for
+# work, busily, a tenth of a second after they had some: the cores that the next pass over contributions needs.
+
+
+def product(h: Array, x: Array) -> Array:
+    """h x, of a matrix and a vector."""
+    return torch.mv(torch.from_numpy(h), torch.from_numpy(x)).numpy()
+
+
+def units(h: Array) -> Array:
+    """Groups' contributions differ by orders of magnitude; in w·unit, H has a unit diagonal."""
+    found = np.sqrt(np.diag(h))
+    return np.where(found > 0, found, 1.0)  # groups without contributions
+
+
+def nonnegative_minimum(h: Array, b: Array, w: Array, unit: Array, proximal: float) -> Array:
+    """argmin over x ≥ 0 of ½ xᵀHx − b·x, with a faint pull to w.
+
+    Which weights are zero is guessed from w and mended until the first-order conditions hold; where guesses go round in
+    circles, the active-set method of scipy finds it, slowly.
+    """
+    scaled = h / unit[:, None] / unit
+    scaled[np.diag_indices(len(w))] += proximal
+    right = b / unit + proximal * w * unit
+    close = 1e-12 * float(np.abs(right).max(initial=0.0))
+    free = (w > 0) | (b > product(h, w))
+    for _ in range(_TURNS):
+        x, inside = np.zeros(len(w)), np.flatnonzero(free)
+        if len(inside):
+            factor = torch.linalg.cholesky(torch.from_numpy(scaled[np.ix_(inside, inside)]))
+            x[inside] = torch.cholesky_solve(torch.from_numpy(right[inside, None]), factor)[:, 0].numpy()
+        wrong = np.where(free, x < 0, right - product(scaled, x) > close)
+        if not wrong.any():
+            return x / unit
+        free ^= wrong
+    from scipy.linalg import cholesky, solve_triangular  # slow to import
+    from scipy.optimize import nnls
+
+    root = cholesky(scaled, lower=True)
+    return nnls(root.T, solve_triangular(root, right, lower=True))[0] / unit
+
+
+Array = NDArray[np.float64]
+
+
+def fit_to_retrained(predictions: Array, utility: Array, weight_decay: float) -> Array:
+    """Fit one weight for each group, (M,) of mean 1, to predictions (S, Q, M) and utilities (S, Q), or their ranks.
+
+    With P_q (S, M) what each group predicts for the S models and u_q their utilities, both centred over the models,
+
+        F(w) = mean_q ⟨u_q, P_q w⟩ / (‖u_q‖ ‖P_q w‖)
+
+    is a mean of ratios as the objective above is, with a_q = P_qᵀ u_q / ‖u_q‖ and G_q = P_qᵀ P_q, and the same
+    iteration climbs it, with the same pull towards uniform weights.
+    """
+    x = predictions - predictions.mean(0)
+    u = utility - utility.mean(0)
+    u = u / np.maximum(np.linalg.norm(u, axis=0), np.finfo(np.float64).tiny)
+    x = x.transpose(1, 0, 2)  # (Q, S, M)
+    ones = np.ones(x.shape[2])
+    norms = np.linalg.norm(x @ ones, axis=1)  # of the unweighted predictions of each query
+    x = x / np.where(norms > 0, norms, 1.0)[:, None, None]
+    signal = np.einsum("qsm,sq->qm", x, u)
+    unweighted = np.abs(signal @ ones).mean() if len(signal) else 0.0
+    if not unweighted > 0:
+        return ones
+    objective = RatioObjective(_MomentMatrices(x), scale=float(unweighted), weight_decay=weight_decay)
+    return objective.ascend(signal, ones)[0]
+
+
+class _MomentMatrices:
+    """G_q = P_qᵀ P_q, in memory."""
+
+    def __init__(self, x: Array) -> None:
+        self.grams = np.matmul(x.transpose(0, 2, 1), x)  # (Q, M, M)
+
+    def apply(self, vector: Array) -> Array:
+        return self.grams @ vector
+
+    def combine(self, factors: Array) -> Array:
+        return np.tensordot(factors, self.grams, 1)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from unde.devices import put
-from unde.weights.contributions import Contributions
-from unde.weights.protocol import ResolvedScores
+from unde.weights.contributions import Contributions, ResolvedScores
 from unde.weights.weights import Weights
 
 FLOOR = 1e-3  # of the median size

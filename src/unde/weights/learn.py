@@ -14,9 +14,8 @@ from unde.errors import UndeError, unknown
 from unde.fingerprints import origins
 from unde.scoring.arrays import Array, as_scores
 from unde.scoring.data_splits import refuse_training
-from unde.weights.contributions import Contributions
+from unde.weights.contributions import Contributions, ResolvedScores
 from unde.weights.objective import Fit, WeightProblem
-from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import ADAMW, EPOCHS, LEARNING_RATE, SOLVERS, WEIGHT_DECAY, K, Settings, fit
 from unde.weights.weights import Weights
 

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from unde.devices import put
-from unde.weights.contributions import Contributions
+from unde.weights.contributions import Contributions, ResolvedScores
 from unde.weights.objective import WeightProblem
-from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
 
 TARGET = 0.25  # the share that the unweighted method should find

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from unde import console
 from unde.errors import UndeError, unknown
 from unde.weights.adamw import adamw
+from unde.weights.contributions import ResolvedScores
 from unde.weights.fixed_point import fixed_points
 from unde.weights.objective import OBJECTIVES, Fit, WeightProblem
-from unde.weights.protocol import ResolvedScores
 
 ADAMW, FIXED_POINT = "adamw", "fixed-point"
 # Raw weights under AdamW settle within ± 1 / decay: 0.5 keeps weights within a factor e² of uniform ones.

@@ -14,8 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from unde import console
+from unde.data import Rows, choose_collate, to_device
+from unde.default_device import program_default
+from unde.devices import device_of
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
@@ -23,7 +27,9 @@ from unde.evaluate.bank.stacked import Unstackable, default_stack, train_stacked
 from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
 from unde.gradients.feature_pass import torch_threads
+from unde.gradients.model_state import frozen_eval
 from unde.parallel import Executor, Job, JobsFailed
+from unde.tasks import Task
 from unde.version import __version__
 
 UNNAMED = "queries"
@@ -209,3 +215,57 @@ def check_utility(utility: Array | Mapping[str, Array]) -> dict[str, np.ndarray]
         values = numbers(value, f"utility[{name!r}]", "(Q,)").astype(np.float64)
         out[name] = finite(values, f"utility[{name!r}]", ("query",), "did the training diverge?")
     return out
+
+
+BATCH = 32  # queries that go through a model at once
+
+
+@dataclass(frozen=True, eq=False)
+class QueryUtility:
+    """How well a model does on queries: −loss, one number for each.
+
+    Args:
+        task: The task of the model.
+        rows: The queries; data like the training data.
+
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
+    >>> from unde.tasks import Classification
+    >>> QueryUtility(Classification(), (x, y))(nn.Linear(2, 2)).shape
+    torch.Size([2])
+    """
+
+    task: Task
+    rows: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, Rows):
+            object.__setattr__(self, "rows", Rows(self.rows, choose_collate(self.task.collate, self.rows)))
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> Tensor:
+        device = device_of(model)
+        cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
+        with frozen_eval(model), program_default():
+            parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]
+        return -torch.cat(parts).cpu().double()
+
+
+@dataclass(frozen=True, eq=False)
+class TargetUtility:
+    """The same for several named sets of queries.
+
+    Args:
+        task: The task of the model.
+        targets: {name: queries}.
+
+    >>> from unde.tasks import Classification
+    >>> measure = TargetUtility(Classification(), {"mine": (torch.zeros(1, 2), torch.zeros(1).long())})
+    >>> measure(nn.Linear(2, 3))["mine"].shape
+    torch.Size([1])
+    """
+
+    task: Task
+    targets: Mapping[str, Any]
+
+    def __call__(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: QueryUtility(self.task, rows)(model) for name, rows in self.targets.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.markup import join
-from unde.scoring.table import Table
+from unde.scoring.top import Table
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
 from unde.ui.explorer.jobs import BackgroundJob, Unanswered

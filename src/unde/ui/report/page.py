@@ -22,15 +22,16 @@ from unde.ui.report.calibration import calibration_section
 from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
-from unde.ui.report.sources import SourcesPanel, sources_section
 from unde.ui.report.summary import SummaryPanel, summary_section
 from unde.ui.report.tables import (
     Card,
     ResultTable,
+    SourcesPanel,
     Step,
     cards_list,
     evaluation_section,
     provenance_section,
+    sources_section,
     steps_section,
 )
 from unde.ui.report.weights import WeightsPanel, check_sets, weights_section
