@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -21,7 +24,6 @@ from unde.cli.evaluate import evaluate
 from unde.cli.flags import name_flags
 from unde.cli.leaks import leaks
 from unde.cli.learn import calibrate, learn
-from unde.cli.options import expand_groups
 from unde.cli.report import demo, report, serve
 from unde.cli.select import select
 from unde.cli.store import pull, push, verify
@@ -57,6 +59,33 @@ class Commands(TyperGroup):
             raise UndeError(name_flags(str(e), self.get_command(ctx, ctx.invoked_subcommand))) from e
         except KeyboardInterrupt as e:
             raise Interrupted(ctx.invoked_subcommand, e) from None
+
+
+def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is a group of options by the group's fields, as typer has plain parameters only."""
+    hints = get_type_hints(function, include_extras=True)
+    groups, parameters = dict[str, Any](), list[inspect.Parameter]()
+    for p in inspect.signature(function).parameters.values():
+        kind = hints[p.name]
+        if is_dataclass(kind):
+            groups[p.name], types = kind, get_type_hints(kind, include_extras=True)
+            plain = [(f.name, types[f.name], f.default) for f in fields(kind)]
+        else:
+            plain = [(p.name, kind, p.default)]
+        parameters += [
+            inspect.Parameter(name, p.KEYWORD_ONLY, annotation=type_, default=default)
+            for name, type_, default in plain
+        ]
+
+    @wraps(function)
+    def run(**options: Any) -> None:
+        for name, kind in groups.items():
+            options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
+        function(**options)
+
+    run.__signature__ = inspect.Signature(parameters)  # ty: ignore[missing-attribute]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 app = typer.Typer(

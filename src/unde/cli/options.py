@@ -5,14 +5,13 @@ Nothing here imports torch: help and completion must be fast.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial, wraps
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -379,33 +378,6 @@ class ExactOptions:
         elif index is not None or uncalibrated:
             other = "--index" if index is not None else "--uncalibrated"
             raise UndeError(f"--exact and {other}: exact scores come from no index, give one of the two")
-
-
-def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter that is a group of options by the group's fields, as typer has plain parameters only."""
-    hints = get_type_hints(function, include_extras=True)
-    groups, parameters = dict[str, Any](), list[inspect.Parameter]()
-    for p in inspect.signature(function).parameters.values():
-        kind = hints[p.name]
-        if is_dataclass(kind):
-            groups[p.name], types = kind, get_type_hints(kind, include_extras=True)
-            plain = [(f.name, types[f.name], f.default) for f in fields(kind)]
-        else:
-            plain = [(p.name, kind, p.default)]
-        parameters += [
-            inspect.Parameter(name, p.KEYWORD_ONLY, annotation=type_, default=default)
-            for name, type_, default in plain
-        ]
-
-    @wraps(function)
-    def run(**options: Any) -> None:
-        for name, kind in groups.items():
-            options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
-        function(**options)
-
-    run.__signature__ = inspect.Signature(parameters)  # ty: ignore[missing-attribute]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
 
 
 # --- checks ---------------------------------------------------------------------------------------------
