@@ -116,9 +116,24 @@ class Scorer:
 def _diagonal(scores: GroupScores, w: Tensor, which: Tensor, n: Tensor) -> Tensor:
     """Scores of queries with themselves: they are the training examples `which`, with blocks (C, n, D)."""
     if scores.method.groupwise:
-        return scores.self_contributions(n, which) @ put(w, n.device)
+        return _self_contributions(scores, n, which) @ put(w, n.device)
     linear = torch.linalg.vecdot(scores.query_side.precondition(w), n).sum(0)
     if scores.method.linear:
         return linear
     # `final` is entry by entry: its value is the diagonal of a square block
     return scores.finish(linear.diag(), w, slice(0, len(which)), which).diagonal()
+
+
+def _self_contributions(scores: GroupScores, blocks: Tensor, train: Tensor) -> Tensor:
+    """(n, M) contributions of training examples `train`, the queries, to themselves; blocks are (C, n, D)."""
+    parts, everything = (
+        torch.zeros(len(scores), len(scores.partition), device=blocks.device),
+        slice(0, len(scores)),
+    )
+    factors = scores.query_side.factors(everything)
+    for eta, of_checkpoint, t in zip(scores.train.checkpoint_weights, factors, blocks):
+        for at, q, _ in of_checkpoint:
+            both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
+            parts[:, at.groups] += eta * both.T
+    square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
+    return scores.method.by_group(square, scores.final_context(everything, train)).diagonal().T

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +28,10 @@ from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike
 from unde.scoring.blocks import HUGE, ScoreRange, TopK, cut
 from unde.scoring.candidates import Candidates, CandidateScores
-from unde.scoring.query_side import QueryFactor, QuerySide, multiply
+from unde.scoring.query_side import QuerySide, multiply_groups, sum_products
 from unde.scoring.train_features import TrainFeatures
 
 RESULT_SHARE = 8  # results that take at most 1/8 of the memory of a device are copied from there at once
-
-
-class Rescorer(Protocol):
-    """Model, task and data behind scores, to score candidates with larger features."""
-
-    def rescore(
-        self, scores: GroupScores, top: Candidates, projection: str | None, index: Any, queries: Any
-    ) -> CandidateScores: ...
-
-    def select(self, queries: Tensor) -> Rescorer: ...
 
 
 @host_default
@@ -78,7 +68,7 @@ class GroupScores(Scores):
     provenance: dict[str, Any]
     memory: int
     query_ids: Sequence[Any] | None = None
-    rescorer: Rescorer | None = None
+    rescorer: Any = None  # model, task and data behind the scores
     default_weights: GroupWeights | None = None
 
     @property
@@ -243,13 +233,6 @@ class GroupScores(Scores):
 
     # --- blocks of contributions, for the weight learner --------------------------------------------------
 
-    @property
-    def spare(self) -> int:
-        """Bytes of the budget that are left beside the features of both sides."""
-        row = 4 * self.queries.shape[0] * self.queries.shape[2]
-        sides = row * self.train.examples, row * self._most, self.queries.nbytes
-        return budget.spare(*sides, self.block_memory)
-
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
         count = len(range(*queries.indices(len(self))))
@@ -272,14 +255,23 @@ class GroupScores(Scores):
         # An array takes a whole block at once: products of one group with few rows are slow.
         joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
         whole = into is not None and not joint and not self.method.groupwise
-        step = self.train.examples if whole else budget.rows_per_block(count, m, self.spare)
+        row = 4 * self.queries.shape[0] * self.queries.shape[2]  # bytes
+        sides = row * self.train.examples, row * self._most, self.queries.nbytes
+        spare = budget.spare(*sides, self.block_memory)
+        step = self.train.examples if whole else budget.rows_per_block(count, m, spare)
         norms = [[float(f.queries.norm()) for f in some] for some in factors] if cpu else []  # which waits
         reach = [max(some, default=0.0) for some in norms]
         for block_rows, blocks in self.train.runs():
             for rows in cut(block_rows, step):
                 local = slice(rows.start - block_rows.start, rows.stop - block_rows.start)
                 some = [block[local] for block in blocks]
-                out = self._multiply(factors, some, count, None if into is None else into[:, :, rows])
+                out = multiply_groups(
+                    self.train.checkpoint_weights,
+                    factors,
+                    some,
+                    (m, count, rows.stop - rows.start),
+                    None if into is None else into[:, :, rows],
+                )
                 if not (cpu and self._in_range(reach, some)):
                     sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
@@ -292,24 +284,6 @@ class GroupScores(Scores):
         """Whether norms bound all products below the largest float32, so that none has to be read again."""
         bounds = zip(self.train.checkpoint_weights, reach, blocks)
         return sum(abs(eta) * r * float(block.norm()) for eta, r, block in bounds) < HUGE
-
-    def _multiply(
-        self, factors: list[list[QueryFactor]], blocks: Sequence[Tensor], count: int, out: Tensor | None
-    ) -> Tensor:
-        """Contributions (M, q, n) of blocks (n, D), one for each checkpoint, to `count` queries."""
-        m, n = len(self.partition), len(blocks[0])
-        for c, (eta, of_checkpoint, block) in enumerate(zip(self.train.checkpoint_weights, factors, blocks)):
-            for factor in of_checkpoint:
-                product = factor.product(block) if out is None and factor.at.groups == slice(0, m) else None
-                if product is not None:  # it is all there is, and need not be copied
-                    out = product if eta == 1 else product.mul_(eta)
-                    continue
-                out = blocks[0].new_empty(m, count, n) if out is None else out
-                factor.multiply(out[factor.at.groups], block, eta, c > 0 or factor.at.add)
-        out = blocks[0].new_empty(m, count, n) if out is None else out
-        for j in set(range(m)) - {j for f in factors[0] for j in range(m)[f.at.groups]}:
-            out[j].zero_()  # a group without columns
-        return out
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -345,7 +319,7 @@ class GroupScores(Scores):
             for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.block_memory)):
                 some = factors[:, q.start - block.start : q.stop - block.start]
                 out = into[q, rows] if into is not None and self.method.linear else None
-                linear = seen.update(q, _products(some, blocks, out))
+                linear = seen.update(q, sum_products(some, blocks, out))
                 if not self.method.linear:
                     linear = final.update(q, self.finish(linear, w, q, rows))
                 yield rows, q, linear
@@ -395,7 +369,8 @@ class GroupScores(Scores):
         device = self.train.device
         if device != CPU and 4 * math.prod(shape) <= self.block_memory // RESULT_SHARE:
             return torch.empty(shape, device=device)
-        return _empty(*shape)
+        # NumPy requests huge pages, which makes filling large results several times faster
+        return torch.from_numpy(np.empty(shape, dtype=np.float32))
 
     @property
     def _most(self) -> int:
@@ -403,17 +378,6 @@ class GroupScores(Scores):
         return max(rows.stop - rows.start for rows in self.train.cuts)
 
     # --- both sides ---------------------------------------------------------------------------------------
-
-    def self_contributions(self, blocks: Tensor, train: Tensor) -> Tensor:
-        """(n, M) contributions of training examples `train`, these queries, to themselves; blocks are (C, n, D)."""
-        parts = torch.zeros(len(self), len(self.partition), device=blocks.device)
-        factors = self.query_side.factors(slice(0, len(self)))
-        for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, factors, blocks):
-            for at, q, _ in of_checkpoint:
-                both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
-                parts[:, at.groups] += eta * both.T
-        square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
-        return self.method.by_group(square, self.final_context(slice(0, len(self)), train)).diagonal().T
 
     @cached_property
     def query_side(self) -> QuerySide:
@@ -434,16 +398,3 @@ class GroupScores(Scores):
     @cached_property
     def extra_values(self) -> Tensor:
         return self.train.extra_values()
-
-
-def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor], out: Tensor | None) -> Tensor:
-    """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints; in `out` unless that is None."""
-    out = blocks[0].new_empty(len(queries[0]), len(blocks[0])) if out is None else out
-    for c, (q, block) in enumerate(zip(queries, blocks)):
-        multiply(out, q, block, add=c > 0)
-    return out
-
-
-def _empty(*shape: int) -> Tensor:
-    """An uninitialized tensor. NumPy requests huge pages, which makes filling large results several times faster."""
-    return torch.from_numpy(np.empty(shape, dtype=np.float32))

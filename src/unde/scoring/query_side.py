@@ -6,7 +6,7 @@ Weights act here, and so does K where it is block-diagonal: ⟨K(w ⊙ g(q)), g(
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -153,6 +153,38 @@ def multiply(out: Tensor, queries: Tensor, features: Tensor, add: bool) -> None:
         out.add_(product) if add else out.copy_(product)
     else:
         out.addmm_(queries, features.T, beta=int(add))
+
+
+def sum_products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor], out: Tensor | None) -> Tensor:
+    """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints; in `out` unless that is None."""
+    out = blocks[0].new_empty(len(queries[0]), len(blocks[0])) if out is None else out
+    for c, (q, block) in enumerate(zip(queries, blocks)):
+        multiply(out, q, block, add=c > 0)
+    return out
+
+
+def multiply_groups(
+    etas: Sequence[float],
+    factors: Sequence[Sequence[QueryFactor]],
+    blocks: Sequence[Tensor],
+    shape: tuple[int, int, int],
+    out: Tensor | None,
+) -> Tensor:
+    """Contributions of `shape` (M, q, n), of blocks (n, D), one for each checkpoint; in `out` unless that is None."""
+    for c, (eta, of_checkpoint, block) in enumerate(zip(etas, factors, blocks)):
+        for factor in of_checkpoint:
+            whole = out is None and factor.at.groups == slice(0, shape[0])
+            if (
+                whole and (product := factor.product(block)) is not None
+            ):  # it is all there is, and need not be copied
+                out = product if eta == 1 else product.mul_(eta)
+                continue
+            out = blocks[0].new_empty(shape) if out is None else out
+            factor.multiply(out[factor.at.groups], block, eta, c > 0 or factor.at.add)
+    out = blocks[0].new_empty(shape) if out is None else out
+    for j in set(range(shape[0])) - {j for f in factors[0] for j in range(shape[0])[f.at.groups]}:
+        out[j].zero_()  # a group without columns
+    return out
 
 
 def join(runs: Iterable[Run]) -> list[Run]:
