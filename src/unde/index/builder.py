@@ -21,9 +21,9 @@ from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
-from unde.index import projection_matrices
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.projection_matrices import resolve, resolve_labels
 from unde.index.reader import IndexReader, covariance_bytes
 from unde.index.shard_writer import ShardWriter
 from unde.index.state import (
@@ -178,9 +178,7 @@ def _begin_or_resume(
     ):
         matrices: dict[str, Tensor] = {}
         if scales or method.whitened or (existing is not None and existing.matrices):
-            wanted, matrices = projection_matrices.resolve(
-                folder, inputs, names, scales, pass_memory, wanted, existing
-            )
+            wanted, matrices = resolve(folder, inputs, names, scales, pass_memory, wanted, existing)
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if wanted.store_dtype == AUTO:
@@ -331,7 +329,7 @@ def build(
 def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple[StorePath, Method]:
     """The folder of the gradients with other labels, and the method that measures them."""
     assert isinstance(probe, methods.Fisher)
-    fisher = projection_matrices.resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
+    fisher = resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
     return folder / layout.FISHERS[fisher.kind], fisher
 
 

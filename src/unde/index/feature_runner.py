@@ -258,9 +258,7 @@ class FeatureRunner:
             with load_checkpoint(inputs.model, inputs.checkpoints, c):
                 decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
                 coverage.append(decided.describe())
-                if (
-                    self.method.whitened and self.manifest.resolved.directions
-                ):  # its passes are as large as these
+                if self.method.whitened and self.manifest.resolved.directions:  # passes as large as these
                     size, rows_per_pass = self.manifest.resolved.directions
                     sizes.append((size or 1, rows_per_pass))
                     continue
