@@ -165,6 +165,9 @@ def serve(
     port: Annotated[int, option("0: any that is free")] = 8765,
     open: Annotated[bool, option("open the page in a browser", "--open")] = False,
     uncalibrated: Uncalibrated = False,
+    by: Annotated[
+        str | None, option("add influence by source: document, label, or a column of the training data")
+    ] = None,
 ) -> None:
     """Open a live page on an index: type, drop or choose a query, move weights, filter, mark examples.
 
@@ -172,7 +175,7 @@ def serve(
 
     `unde serve --index runs/idx --weights weights.json --open`
 
-    `unde serve my_project.setup:make --index runs/idx`
+    `unde serve my_project.setup:make --index runs/idx --by label`
     """
     for library in ("starlette", "uvicorn", "PIL"):
         require(library, "unde[serve]")
@@ -187,10 +190,10 @@ def serve(
         names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
         with project.index(index, uncalibrated=uncalibrated) as opened:
             weight_sets = {name: load_weights(file, opened.groups.names) for name, file in files.items()}
+            sources = None if by is None else (by, project.sources(by, opened.ids))
             title = f"What made {Path(project.name.partition(':')[0]).name} do that?"
-            session = Session(
-                opened, project.setup, weight_sets, title=title, names={k: v for k, v in names.items() if v}
-            )
+            known = {k: v for k, v in names.items() if v}
+            session = Session(opened, project.setup, weight_sets, title=title, names=known, sources=sources)
             with suppress(KeyboardInterrupt):  # how one ends it
                 run(session, listening, host, open)
             console.note("the page is closed")

@@ -487,3 +487,29 @@ def test_the_query_just_asked_is_looked_at_from_the_other_side(classifier, monke
     pages.ask(session, {"kind": "eval", "at": 3, "label": (own + 1) % 4})
     expected = ["held-out query #3", "training example img-6", f"held-out query #3 as {(own + 1) % 4}"]
     assert names(5)[2:] == expected
+
+
+def test_influence_by_source_of_an_answer_and_of_the_session(tmp_path):
+    session = pages.session(pages.classification(), tmp_path / "idx")
+    names = [f"author {i % 3}" for i in range(len(session.train))]
+    session.sources = ("author", names)
+    told = [pages.ask(session, {"kind": "eval", "at": i}) for i in range(3)]
+    found = session.rank({"answer": told[0]["answer"]})["sources"]
+    totals = [
+        session.answer(one["answer"]).cache.total(torch.ones(len(session.index.groups))) for one in told
+    ]
+    of = torch.tensor([i % 3 for i in range(len(names))])
+    shares = torch.stack(
+        [
+            torch.stack([t.clamp(min=0)[of == s].sum() for s in range(3)]) / t.clamp(min=0).sum()
+            for t in totals
+        ]
+    )  # (questions, sources)
+    for row in found:
+        s = int(row["name"][-1])
+        assert row["share"] == pytest.approx(float(shares[0, s]), rel=1e-4)
+        assert row["mean"] == pytest.approx(float(shares[:, s].mean()), rel=1e-4)
+        assert row["total"] == pytest.approx(float(totals[0][of == s].sum()), rel=1e-3)
+        assert row["questions"] == 3 and row["ci95"] > 0
+    assert session.describe()["by"] == "author"
+    assert [row["share"] for row in found] == sorted((row["share"] for row in found), reverse=True)

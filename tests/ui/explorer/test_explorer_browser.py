@@ -331,3 +331,16 @@ def test_a_baseline_that_fails_is_switched_off(browser, pictures, monkeypatch):
         assert "no hidden states today" in tab.locator("#error").inner_text()
         assert not tab.get_by_label("show hidden-state similarity").is_checked()
         assert tab.locator("#rows > .row").count() == 1 and "baselines" not in tab.url
+
+
+def test_shares_of_sources(browser, tmp_path):
+    """A table under the answer; from the second question on with the mean of the session and its interval."""
+    session = pages.session(pages.classification(), tmp_path / "idx")
+    session.sources = ("author", [f"author {i % 3}" for i in range(len(session.train))])
+    pages.ask(session, {"kind": "eval", "at": 1})
+    with pages.client(session) as client, tabs(browser) as (tab,):
+        opened(tab, client, EVAL)
+        assert tab.inner_text("#sources summary") == "Influence by author"
+        cells = [row.inner_text() for row in tab.query_selector_all("#sources tbody tr")]
+        assert len(cells) == 3 and all("±" in row and "%" in row for row in cells)
+        assert "MEAN OF 2 QUESTIONS" in tab.inner_text("#sources thead").upper()

@@ -19,11 +19,13 @@ from torch import Tensor
 from unde.data import Rows, evenly
 from unde.devices import put
 from unde.errors import UndeError
+from unde.evaluate import source_shares
 from unde.groups import unet_stages
 from unde.index.query_features import QueryFeatures
 from unde.markup import score
 from unde.methods import Method
-from unde.scoring import GroupScores
+from unde.scoring import GroupScores, from_arrays
+from unde.scoring.base import Names
 from unde.scoring.train_features import SelectedFeatures
 from unde.ui.explorer.catalogue import Catalogue
 from unde.ui.explorer.jobs import BackgroundJob
@@ -33,6 +35,7 @@ from unde.ui.report.weights import block_names, short_names
 SLIDERS = 24  # more groups than this share sliders
 LARGEST = 1e6  # a weight
 SHARE = 4  # contributions are held if they take at most this fraction of the budget, 1 in 4
+SOURCES = 20  # that are listed
 TOTALS = 3  # scores that are held beside them
 
 
@@ -256,3 +259,22 @@ class Answer:
     digests: list[str] = field(default_factory=list)
     shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
     baselines: dict[str, Tensor] = field(default_factory=dict)  # (N,) scores
+
+
+def by_source(answers: Sequence[Answer], sources: Names, w: Tensor) -> list[dict[str, Any]]:
+    """Shares of the sources in the first answer, and their means over all of them, the largest share first."""
+    totals = torch.stack([a.cache.total(w).masked_fill(~a.cache.usable, 0.0) for a in answers])
+    one, every = (source_shares(from_arrays(part), sources) for part in (totals[:1], totals))
+    means, count = dict(zip(every.names, every.shares)), sum(one.examples)
+    return [
+        {
+            "name": str(name),
+            "share": share.mean,
+            "total": total.mean,
+            "examples": examples / count,
+            "mean": means[name].mean,
+            "ci95": means[name].ci95 if len(answers) > 1 else None,
+            "questions": len(answers),
+        }
+        for name, share, total, examples in zip(one.names, one.shares, one.totals, one.examples)
+    ][:SOURCES]

@@ -19,6 +19,7 @@ from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.methods import Damped, Method
 from unde.scoring import GroupScores
+from unde.scoring.base import Names
 from unde.scoring.data_splits import shared
 from unde.scoring.diagnostics import TOP, describe_hubs, hub_examples
 from unde.setup import Setup
@@ -28,7 +29,16 @@ from unde.ui.explorer.baselines import Baselines
 from unde.ui.explorer.catalogue import KINDS, Catalogue, Marks
 from unde.ui.explorer.jobs import BackgroundJob, Jobs, Unanswered
 from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, read_method, subtract_means
-from unde.ui.explorer.ranking import Answer, Pool, ScoreCache, Sliders, move_sliders, scored, select_example
+from unde.ui.explorer.ranking import (
+    Answer,
+    Pool,
+    ScoreCache,
+    Sliders,
+    by_source,
+    move_sliders,
+    scored,
+    select_example,
+)
 from unde.ui.report.items import shaded_passage
 from unde.ui.report.panels import has_tokens, pair_pieces
 from unde.version import __version__
@@ -44,7 +54,8 @@ SHADES = 2000  # shaded passages of one answer: every place of a slider gives ot
 class Session:
     """One index, one model, one task; all that the page shows comes from here.
 
-    `weights` are named sets of weights; `names` what the queries of a role are called.
+    `weights` are named sets of weights; `names` what the queries of a role are called; `sources` a column and the
+    source of each training example.
     """
 
     def __init__(
@@ -55,8 +66,9 @@ class Session:
         *,
         title: str = "What made it do that?",
         names: Mapping[str, Sequence[Any]] | None = None,
+        sources: tuple[str, Names] | None = None,
     ) -> None:
-        self.index, self.setup, self.title = index, setup, title
+        self.index, self.setup, self.title, self.sources = index, setup, title, sources
         rows = setup.train_data if index.train_data is None else index.train_data
         self.train = Catalogue(setup.rows(rows), setup, setup.ids if index.ids is None else index.ids)
         if len(self.train) != len(index):
@@ -122,6 +134,7 @@ class Session:
             "shaded": self.shaded,
             "baselines": self.baselines.names,
             "marks": KINDS,
+            "by": None if self.sources is None else self.sources[0],
         }
 
     def method(self, name: str | None, damping: float | None) -> Method:
@@ -292,7 +305,21 @@ class Session:
         rows = [self._row(answer, *way, count, among) for way in ways.items()]
         if answer.where == "train":
             rows += self.baselines.rows(answer, body.get("baselines") or [], ways, count, among)
-        return {"answer": answer.id, "rows": rows, "matched": int(usable.sum()), "marks": self.marks.version}
+        by = self._by_source(answer, w) if answer.where == "train" else []
+        return {
+            "answer": answer.id,
+            "rows": rows,
+            "matched": int(usable.sum()),
+            "marks": self.marks.version,
+            "sources": by,
+        }
+
+    def _by_source(self, answer: Answer, w: Tensor) -> list[dict[str, Any]]:
+        """Shares of the sources in this answer, and the means over the questions of this session that are held."""
+        with self._lock:
+            held = [a for a in self._answers.values() if a.where == "train" and a.method == answer.method]
+        others = [a for a in held if a is not answer]
+        return [] if self.sources is None else by_source([answer, *others], self.sources[1], w)
 
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
         cache = answer.cache

@@ -8,6 +8,7 @@ import { $, fragment, h, plural, sign } from "./dom.js";
 import * as marks from "./marks.js";
 import * as rows from "./rows.js";
 import * as sliders from "./sliders.js";
+import * as sources from "./sources.js";
 import { address, note, restore, state } from "./state.js";
 
 let about;
@@ -120,6 +121,7 @@ async function rank() {
       const ranked = await asked(now);
       if (now !== answer || !ranked) continue;
       await rows.show(now, ranked);
+      sources.show(about.by, ranked.sources);
       $("matched").textContent = ranked.matched === now.count ? "" : `${plural(ranked.matched, "example")} of ${now.count.toLocaleString("en")} match`;
       marks.heard(ranked.marks).catch(() => {});
       fine();
