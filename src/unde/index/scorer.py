@@ -20,7 +20,7 @@ from unde.methods import CUSTOM, Method
 from unde.methods.registry import check_picklable
 from unde.parallel import SERIAL, Executor
 from unde.scoring.base import WeightsLike
-from unde.scoring.blocks import check_finite
+from unde.scoring.blocks import TINY, check_finite, underflow
 from unde.scoring.group_scores import GroupScores
 
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
@@ -80,14 +80,16 @@ class Scorer:
             )
         w = self.scores(method, torch.zeros(m.terms, 1, m.width), [""]).align_weights(weights)
         values = check_finite(self._self_scores(method, w, which), "scores of examples with themselves")
+        if float(values.abs().max()) < TINY and self._self_scores(method, w, which, exact=True).any():
+            raise underflow("scores of examples with themselves")
         if normalize_top is None:
             return values
         total = self.top_sums(method, w, which, normalize_top)
         tiny = torch.finfo(torch.float32).tiny
         return torch.where(total > tiny, values / total.clamp(min=tiny), 0.0)
 
-    def _self_scores(self, method: Method, w: Tensor, which: Tensor) -> Tensor:
-        """τ(i, i), shard by shard."""
+    def _self_scores(self, method: Method, w: Tensor, which: Tensor, exact: bool = False) -> Tensor:
+        """τ(i, i), shard by shard; `exact` gives them before `final`, in float64, which does not underflow."""
         m, features = self.stored.manifest, self.train_features(method)
         step = _CHUNK if features.device == CPU else (features.block_memory or 0) // _SELF_SHARE
         step = max(1, step // (4 * m.width * m.terms))
@@ -95,7 +97,7 @@ class Scorer:
         order, found = [], []
         for at, q, n in features.sides(which, step):
             scores = GroupScores(features, q, method, self.groups, [""] * q.shape[1], {}, self.stored.memory)
-            found.append(_diagonal(scores, w, which[at], n))
+            found.append(_exact_diagonal(scores, w, n) if exact else _diagonal(scores, w, which[at], n))
             order.append(at)
         values = torch.cat(found).cpu()  # the host waits once
         return torch.empty_like(values).index_copy_(0, torch.cat(order), values)
@@ -122,6 +124,11 @@ def _diagonal(scores: GroupScores, w: Tensor, which: Tensor, n: Tensor) -> Tenso
         return linear
     # `final` is entry by entry: its value is the diagonal of a square block
     return scores.finish(linear.diag(), w, slice(0, len(which)), which).diagonal()
+
+
+def _exact_diagonal(scores: GroupScores, w: Tensor, n: Tensor) -> Tensor:
+    left, right = (put(x, x.device, torch.float64) for x in (scores.query_side.precondition(w), n))
+    return torch.linalg.vecdot(left, right).sum(0)
 
 
 def _self_contributions(scores: GroupScores, blocks: Tensor, train: Tensor) -> Tensor:

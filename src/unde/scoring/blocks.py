@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unde.devices import CPU
+from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.scoring.top import Top
 
@@ -25,6 +25,7 @@ CACHE = 2**23  # bytes of a block that is still in the processor's cache when it
 
 TINY = torch.finfo(torch.float32).tiny
 HUGE = 1e38  # sums whose bound is below this are finite
+_ORDINARY = 2.0**-50  # a norm beyond this has a score far above TINY
 _WAY_OUT = "the loss by a constant and build again"
 
 
@@ -170,7 +171,7 @@ class ScoreRange:
             if here:
                 largest = torch.linalg.vector_norm(scores, dim=-1)  # one pass, and enough for ordinary scores
                 largest = largest if largest.ndim == 1 else torch.linalg.vector_norm(largest, dim=axes[:-1])
-            if not here or not largest.max() < math.inf:
+            if not here or not (largest.min() > _ORDINARY and largest.max() < math.inf):
                 largest = torch.maximum(scores.amax(axes), -scores.amin(axes))  # NaN if one is
             self.largest[queries] = torch.maximum(self.largest[queries], largest)
             if here:
@@ -183,6 +184,31 @@ class ScoreRange:
         if len(largest) and not largest.max() < math.inf:
             query = (queries.start or 0) + int((~largest.isfinite()).nonzero()[0])
             raise UndeError(f"scores of query {query} are beyond the range of float32: divide {_WAY_OUT}")
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether every query has a score that is far from underflow."""
+        return bool((self.largest > _ORDINARY).all())
+
+    def underflows(self) -> Tensor:
+        """Queries all of whose scores are zero, or too small to have all digits."""
+        return (self.largest < TINY).nonzero()[:, 0].cpu()
+
+
+def check_underflow(suspects: Tensor, queries: Tensor, blocks: Iterable[Sequence[Tensor]]) -> None:
+    """Raise if the scores of suspects, with features (C, ·, D), and blocks, (n, D) each, are zero by underflow only."""
+    some = queries.any(2).any(0)  # no gradient, no score
+    exact, suspects = [put(q[some], q.device, torch.float64) for q in queries], suspects[some.cpu()]
+    for block in blocks if len(suspects) else ():
+        scores = sum(q @ put(b, b.device, torch.float64).T for q, b in zip(exact, block))
+        assert isinstance(scores, Tensor)
+        small = scores.any(1).nonzero()[:, 0]
+        if len(small):
+            raise underflow(f"scores of query {int(suspects[small[0]])}")
+
+
+def underflow(what: str) -> UndeError:
+    return UndeError(f"{what} are below the range of float32: multiply {_WAY_OUT}")
 
 
 def check_finite(scores: Tensor, what: str) -> Tensor:

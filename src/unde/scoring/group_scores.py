@@ -26,7 +26,7 @@ from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike
-from unde.scoring.blocks import HUGE, ScoreRange, TopK, cut
+from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_underflow, cut
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QuerySide, multiply_groups, sum_products
 from unde.scoring.train_features import TrainFeatures
@@ -272,13 +272,20 @@ class GroupScores(Scores):
                     (m, count, rows.stop - rows.start),
                     None if into is None else into[:, :, rows],
                 )
-                if not (cpu and self._in_range(reach, some)):
+                if not (cpu and sizes.ordinary and self._in_range(reach, some)):
                     sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self.final_context(queries, rows))
                 yield rows, parts
         sizes.check()
+        self._check_underflow(torch.arange(len(self))[queries][sizes.underflows()], torch.ones(m))
+
+    def _check_underflow(self, suspects: Tensor, w: Tensor) -> None:
+        """Raise if scores of suspects are zero only because they are below the range of float32."""
+        if len(suspects):
+            blocks = (block for _, block in self.train.runs())
+            check_underflow(suspects, self.select_block(suspects).query_side.precondition(w), blocks)
 
     def _in_range(self, reach: list[float], blocks: Sequence[Tensor]) -> bool:
         """Whether norms bound all products below the largest float32, so that none has to be read again."""
@@ -325,6 +332,7 @@ class GroupScores(Scores):
                 yield rows, q, linear
         for found in (seen, final):
             found.check()
+        self._check_underflow(seen.underflows(), w)
 
     def _facing(
         self, w: Tensor, query_blocks: Sequence[slice]
