@@ -75,8 +75,8 @@ def learn_weights(
             (`unde.evaluate.search`).
         weight_decay: λ′, a pull towards the unweighted method: of "adamw" the decoupled decay of raw weights, 0.5 by
             default; of "fixed-point" the strength of its penalty λ′/2 · ‖w − 1‖² / M, 0.1 by default.
-        solver: "adamw", Algorithm 1 of the paper; or "fixed-point", ours: faster, another penalty, additive methods
-            and normalised objectives only.
+        solver: "adamw", Algorithm 1 of the paper; or "fixed-point", ours: another penalty, stops by itself, additive
+            methods and normalised objectives only.
         epochs: Epochs of "adamw", in each of which it takes one step for each query.
         lr: Learning rate of "adamw" at the start; it falls to 0 along a cosine.
         positives: For "supervised", the index of the one training example that is right for each query.
