@@ -11,6 +11,7 @@ from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.bank_results import BANKS, methods_of, reliable
 from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
+from experiments.studies.transfer_data_sets import FAMILIES, VARIANTS
 from unde.evaluate import pattern_similarity
 
 # --- sweeps: other k, losses, noise, other methods' and data sets' weights -------------------------------
@@ -19,17 +20,23 @@ from unde.evaluate import pattern_similarity
 def swept_table(
     results: Mapping[str, Any], study: str, columns: Sequence[str], theirs: Mapping[str, Sequence[str]]
 ) -> str:
-    """Rows of the paper, {name: unweighted and columns}, then a row for each cell of ours, {bank: {method: …}}."""
-    rows = [[f"paper: {name}", *values] for name, values in theirs.items()]
+    """Rows of the paper, {name: unweighted and columns}, then a row for each cell of ours, {bank: {method: …}}.
+
+    Below the table, the banks that were not measured.
+    """
+    rows = [
+        [f"paper: {name}", *values, *[""] * (len(columns) + 1 - len(values))]
+        for name, values in theirs.items()
+    ]
     for bank, found in results.items():
-        name = BANKS[bank].name
-        if not found:
-            rows.append([name, f"not measured: `{command(f'{study}_{bank}')}`", *[""] * len(columns)])
-            continue
-        for method, row in found.items():
+        for method, row in (found or {}).items():
             cells = [_marked(row["columns"].get(c)) for c in columns]
-            rows.append([f"{name}, {method}", shown(row["unweighted"]), *cells])
-    return table(["", "w/o w", *columns], rows)
+            rows.append([f"{BANKS[bank].name}, {method}", shown(row["unweighted"]), *cells])
+    lacking = ", ".join(f"`{bank}`" for bank, found in results.items() if not found)
+    return paragraphs(
+        table(["", "w/o w", *columns], rows) if rows else "",
+        f"Not measured (`{command(study)}`): {lacking}." if lacking else "",
+    )
 
 
 def _each(book: Book, study: str, banks: Iterable[str] = BANKS) -> dict[str, Any]:
@@ -119,8 +126,19 @@ def across_methods(book: Book) -> str:
     """One table for each kind of bank, since they have different methods."""
     theirs = {f"ArtBench-2, {m}": [number(v) for v in values] for m, values in paper.TRANSFER_METHODS.items()}
     kinds = (
-        (("cifar2", "robots"), paper.METHODS, theirs),
-        (("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"), ("TracIn", "TRAK", "LoGRA", "EKFAC"), {}),
+        (("cifar2", "robots", "finetuned-unet"), (*paper.METHODS, "Journey-TRAK, per step"), theirs),
+        (
+            (
+                "wikitext-gpt2",
+                "sotu-gpt2",
+                "finetuned-gpt2",
+                "finetuned-lora",
+                "finetuned-resnet",
+                "finetuned-vit",
+            ),
+            ("TracIn", "TRAK", "LoGRA", "EKFAC"),
+            {},
+        ),
         (("cifar10-resnet", "mnist-resnet", "cifar10-vit", "mnist-vit"), ("TracIn", "TRAK"), {}),
     )
     study = "transfer_methods"
@@ -128,7 +146,6 @@ def across_methods(book: Book) -> str:
 
 
 def across_data_sets(book: Book) -> str:
-    families = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
     rows = [
         [f"{where}, {method}", *map(number, values)]
         for where, methods in paper.TRANSFER_DATA_SETS.items()
@@ -136,7 +153,8 @@ def across_data_sets(book: Book) -> str:
     ]
     head = ["paper", "w/o w", "w", "w of the other (Naruto for ArtBench-2 and back)"]
     study = "transfer_data_sets"
-    ours = [swept_table(_each(book, study, family), study, family, {}) for family in families]
+    banks = [[bank for bank in family if bank in VARIANTS] for family in FAMILIES]
+    ours = [swept_table(_each(book, study, b), study, f, {}) for b, f in zip(banks, FAMILIES, strict=True)]
     return paragraphs(table(head, rows), *ours)
 
 
@@ -174,7 +192,7 @@ def single_groups(book: Book) -> str:
 
 # --- likeness --------------------------------------------------------------------------------------------
 
-FAMILIES = {
+ALIKE = {
     "ResNet": ("mnist-resnet", "cifar10-resnet"),
     "ViT on MNIST": ("mnist-vit",),
     "ViT on CIFAR-10": ("cifar10-vit",),
@@ -207,7 +225,7 @@ def likeness(book: Book) -> str:
         ]
     ]
     parts = []
-    for family, banks in FAMILIES.items():
+    for family, banks in ALIKE.items():
         cells, maps = [], {}
         for what, found in patterns(book, banks).items():
             sizes = {len(v) for v in found.values()}

@@ -231,6 +231,12 @@ def _robots_finetuned() -> Cell:
     return denoiser("finetuned-unet", robots_finetuning)
 
 
+def _emoji() -> Cell:
+    from experiments.shared import emoji
+
+    return denoiser("emoji", emoji)
+
+
 CELLS: dict[str, Callable[[], Cell]] = {
     "mnist-resnet": lambda: _images("mnist", "resnet"),
     "mnist-vit": lambda: _images("mnist", "vit"),
@@ -246,9 +252,10 @@ CELLS: dict[str, Callable[[], Cell]] = {
     "finetuned-unet": _robots_finetuned,
     "finetuned-lora": lambda: _texts_finetuned("lora"),
 }
+WITHOUT_BANK = {"emoji": _emoji}  # lends weights to robots
 
 
 @cache
 def get(name: str) -> Cell:
     torch.set_num_threads(1)  # one thread computes the same bits on every machine of a kind
-    return CELLS[name]()
+    return (CELLS | WITHOUT_BANK)[name]()

@@ -14,6 +14,7 @@ from experiments.datasets import Attributes
 from experiments.datasets import emoji as read
 from experiments.shared import models
 from experiments.shared.paths import data_folder
+from unde.diffusion import Samples
 
 HELD_OUT = 50  # combinations of each split
 EPOCHS, LR = 8, 2e-3
@@ -66,3 +67,8 @@ def train() -> UNet2DConditionModel:
 @cache
 def attributed() -> UNet2DConditionModel:
     return models.attributed("emoji", pictures.with_lora, train)
+
+
+@cache
+def queries(role: str) -> Samples:
+    return pictures.random_queries(attributed(), data(), role)

@@ -28,6 +28,7 @@ from unde.diffusion import Samples, sample
 from unde.integrations.diffusers import add_lora
 
 PATCH, CHANNELS, TOKENS, RANK = 4, 12, 20, 16
+QUERIES = 100  # generated pictures for LDS, for each role
 GUIDANCE = 3.0  # at the paper's 7.5 pictures of a model this small burn out
 PRETRAINING = {"steps": 7000, "batch_size": 16, "lr": 1e-3}
 
@@ -150,6 +151,14 @@ def finetuned(
         conditions=conditions,
         nothing=nothing(),
     )
+
+
+def random_queries(model: UNet2DConditionModel, data: Attributes, role: str) -> Samples:
+    """For LDS, "learn" and "eval": generated from random combinations of all categories, as in the paper."""
+    random = np.random.default_rng(seeds(role, 1)[0])
+    sizes = {a: len(names) for a, names in data.categories.items()}
+    rows = [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
+    return generate(model, [data.prompt(**row) for row in rows], role)
 
 
 def generate(model: UNet2DConditionModel, prompts: list[str], role: str) -> Samples:

@@ -13,13 +13,11 @@ import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import robots as draw
 from experiments.shared import models
-from experiments.shared.denoising import seeds
 from experiments.shared.denoising import training as described
 from unde.diffusion import Samples
 from unde.evaluate import TrainingSpec
 
 N = 600
-QUERIES = 100  # generated pictures for LDS, for each role
 STEPS, LR = 260, 2e-3  # steps for half of the pictures
 GROUPS = "tensor"  # each matrix of LoRA
 
@@ -66,11 +64,4 @@ def attributed() -> UNet2DConditionModel:
 
 @cache
 def queries(role: str) -> Samples:
-    """For LDS, "learn" and "eval": random combinations of all categories, as in the paper."""
-    return pictures.generate(attributed(), [data().prompt(**row) for row in asked(role)], role)
-
-
-def asked(role: str) -> list[dict[str, int]]:
-    random = np.random.default_rng(seeds(role, 1)[0])
-    sizes = {a: len(names) for a, names in data().categories.items()}
-    return [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
+    return pictures.random_queries(attributed(), data(), role)

@@ -20,7 +20,6 @@ from experiments.shared.denoising import TIMESTEPS, alphas, learning_rate, simpl
 from unde.diffusion import Samples
 
 N, GROUPS = robots.N, robots.GROUPS
-QUERIES = 100  # generated pictures, for each role
 EPOCHS, BATCH_SIZE, LR = 12, 16, 1e-3
 JUDGED = 50  # timesteps at which a model is judged
 columns = robots.columns
@@ -75,9 +74,7 @@ def attributed() -> UNet2DConditionModel:
 
 @cache
 def queries(role: str) -> Samples:
-    """Generated from random combinations of all categories."""
-    prompts = [robots.data().prompt(**row) for row in robots.asked(role)]
-    return pictures.generate(attributed(), prompts, role)
+    return pictures.random_queries(attributed(), robots.data(), role)
 
 
 def utility(model: UNet2DConditionModel) -> dict[str, Tensor]:

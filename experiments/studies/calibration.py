@@ -66,9 +66,14 @@ def measure(cell: Cell, name: str, index: Index, folder: Path, draws: int = DRAW
         first, second = ({k: v[:, at::2] for k, v in evaluate.items()} for at in (0, 1))
         roles = (first, u[:, ::2]), (second, u[:, 1::2])
     names = [[s.name for s in curve if s.name in evaluate] for curve in curves]
-    everything = {n: _lds(p.sum(2), roles[1][1]) for n, p in roles[1][0].items()}
+    by_query = {n: spearman(p.sum(2), roles[1][1]) for n, p in roles[1][0].items()}
+    everything = {n: float(np.nanmean(values)) for n, values in by_query.items()}
     best = max(everything, key=lambda n: everything[n])
-    out: dict[str, Any] = {"settings": everything, "best": best}
+    out: dict[str, Any] = {
+        "settings": everything,
+        "ci95": {n: _ci95(values) for n, values in by_query.items()},  # over queries
+        "best": best,
+    }
     for halves in HALVES:
         out[str(halves)] = _draws(bank.masks, *roles, [c for c in names if c], halves, draws)
         shown = {k: v for k, v in out[str(halves)].items() if not isinstance(v, list)}
@@ -126,17 +131,21 @@ def _draw(
     weights = np.ones(resolved.shape[2]) if chosen.weights is None else chosen.weights
     plain, weighted = (spearman(resolved @ w, judged[rest]) for w in (np.ones(len(weights)), weights))
     difference = weighted - plain
-    half = 1.96 * float(np.nanstd(difference, ddof=1)) / np.sqrt(len(difference))
     return {
         "setting": chosen.setting,
         "behind": max(there.values()) - there[chosen.setting],
         "weighted": chosen.weights is not None,
         "gain": float(np.nanmean(difference)),
-        "worse": bool(np.nanmean(difference) + half < 0),
+        "worse": bool(np.nanmean(difference) + _ci95(difference) < 0),
         "expected": expected.mean,
         "half width": float(expected.ci95_total or 0.0),
         "judged": float(np.nanmean(weighted)),
     }
+
+
+def _ci95(values: np.ndarray) -> float:
+    """Half width."""
+    return 1.96 * float(np.nanstd(values, ddof=1)) / float(np.sqrt(len(values)))
 
 
 def _lds(predicted: np.ndarray, utility: np.ndarray) -> float:
