@@ -39,6 +39,25 @@ def swept_table(
     )
 
 
+def swept_counts(book: Book, study: str) -> str:
+    """Over all cells of a study: in how many a column is better and worse, as marked, and what it adds on average."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for bank, methods in book.results(study, BANKS).items():
+        for method, row in methods.items():
+            own = {"transfer_methods": method, "transfer_data_sets": bank}.get(study)
+            for column, cell in row["columns"].items():
+                kind = column if own is None else "its own" if column == own else "another's"
+                found.setdefault(kind, []).append(cell)
+    rows = []
+    for kind, cells in found.items():
+        signs = [_marked(cell)[-1] for cell in cells]
+        mean = 100 * sum(cell["difference"]["mean"] for cell in cells) / len(cells)
+        rows.append(
+            [kind, f"{signs.count('▲')} / {signs.count('▼')}, of {len(cells)}", number(mean, sign=True)]
+        )
+    return table(["weights", "better / worse, of cells", "LDS, points on average"], rows) if rows else ""
+
+
 def _each(book: Book, study: str, banks: Iterable[str] = BANKS) -> dict[str, Any]:
     return {bank: book.get(f"{study}_{bank}") for bank in banks}
 
@@ -298,6 +317,7 @@ def roles(book: Book) -> str:
 
 
 PARTS = {
+    "swept": swept_counts,
     "roles": roles,
     "group_strength": single_groups,
     "likeness": likeness,

@@ -80,6 +80,29 @@ def _cell(r: dict[str, Any]) -> str:
     return f"{_percent(r['settings'].get(USUAL))} / {_percent(r['16']['judged'])} ({_size(r['bytes'])})"
 
 
+def quality_default(book: Book) -> str:
+    """Images: the largest features of EKFAC that were measured beside what a small projection gets, all at 0.1."""
+    rows = []
+    for bank, setting in BANKS.items():
+        found = _found(book, bank)
+        large = next((f for f in ("none", "factored(16)", "factored(4)") if f in found), None)
+        if "kron(16)" not in found or large is None or not bank.endswith(("resnet", "vit")):
+            continue
+        small = found["kron(16)"]
+        cells = [f"{_with_interval(r, m)} ({_size(r['bytes'])})" for r, m in (
+            *((small, m) for m in METHODS[1:]), (found[large], USUAL),
+        )]  # fmt: skip
+        rows.append([setting.name, *cells, f"`{large}`"])
+    head = "bank | TRAK, `kron(16)` | LoGRA, `kron(16)` | EKFAC, `kron(16)` | EKFAC, large features | which"
+    return table(head, rows) if rows else ""
+
+
+def _with_interval(r: dict[str, Any], setting: str) -> str:
+    """Over queries; older results have none."""
+    half = r.get("ci95", {}).get(setting)
+    return _percent(r["settings"][setting]) + ("" if half is None else f" ± {_percent(half)}")
+
+
 def quality_missing(book: Book) -> str:
     lacking = {bank: [f for of, f in quality.MEASURED.values() if of == bank] for bank in BANKS}
     lacking = {bank: [f for f in fs if f not in _found(book, bank)] for bank, fs in lacking.items()}
@@ -161,6 +184,7 @@ PARTS = {
     "poisoned": poisoned,
     "quality": quality_table,
     "quality_short": quality_short,
+    "quality_default": quality_default,
     "quality_missing": quality_missing,
     "quality_peers": quality_peers,
     "quality_figure": quality_figure,

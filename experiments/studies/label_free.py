@@ -20,6 +20,7 @@ from torch import Tensor
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.paths import RESULTS, RUNS, write_json
+from experiments.studies.quality import name_of
 from unde import Index
 from unde.evaluate import paired
 from unde.index.label_free import EXAMPLES, Copier, Retrieval
@@ -48,10 +49,6 @@ def reliable_banks() -> list[str]:
         if name in cells.CELLS and json.loads(path.read_text())["results"]["r"] >= RELIABLE:
             found.append(name)
     return found
-
-
-def name_of(bank: str, features: str) -> str:
-    return f"{bank}_{features.strip(')').replace('(', '-')}"
 
 
 MEASURED = {name_of(bank, f): (bank, f) for bank in reliable_banks() for f in FEATURES}
