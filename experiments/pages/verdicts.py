@@ -71,22 +71,13 @@ class Count:
     cells: int
     better: int
     worse: int
-    worse_alone: int  # with no correction for having looked at many cells
     pooled: float  # mean difference
     ci95: float
-
-    @property
-    def same(self) -> int:
-        return self.cells - self.better - self.worse
 
     @property
     def mean(self) -> str:
         """In points of LDS."""
         return f"{number(100 * self.pooled, sign=True)} ± {100 * self.ci95:.2f}"
-
-    @property
-    def row(self) -> list[str]:
-        return [*map(str, (self.cells, self.better, self.same, self.worse, self.worse_alone)), self.mean]
 
 
 def count(banks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Count:
@@ -104,7 +95,6 @@ def count(banks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Count:
         len(cells),
         found.count("better"),
         found.count("worse"),
-        sum(d["mean"] + d["ci95"] < 0 for d in cells),
         fmean(d["mean"] for d in cells),
         math.sqrt(variance),
     )

@@ -118,10 +118,6 @@ def utilities(model: nn.Module, columns: dict[str, Tensor], timesteps: int) -> T
     return torch.cat([-task.loss(model, part) for part in parts])
 
 
-def columns_of(latents: Tensor, conditions: Tensor | None = None) -> dict[str, Tensor]:
-    return {"latents": latents} | ({} if conditions is None else {"encoder_hidden_states": conditions})
-
-
 def seeds(role: str, count: int) -> Sequence[int]:
     """Disjoint seeds for the samples of each role."""
     start = {"learn": 0, "eval": 100_000, "subject": 200_000, "style": 300_000, "background": 400_000}
