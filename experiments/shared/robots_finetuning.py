@@ -87,5 +87,5 @@ def recipe() -> Recipe:
         train=train,
         utility=utility,
         n_train=N,
-        subsets=64,
+        subsets=32,
     )
