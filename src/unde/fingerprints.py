@@ -157,6 +157,10 @@ def to_signed(digest: str) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+def to_signed_tensor(digests: Iterable[str]) -> Tensor:
+    return torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
+
+
 def to_digest(signed: int) -> str:
     """
     >>> to_digest(to_signed("ff00000000000001"))

@@ -19,8 +19,8 @@ from unde.devices import CPU, Compute
 from unde.evaluate import lds
 from unde.gradients import make_units
 from unde.gradients.gauss_newton import GaussNewton
-from unde.index import exact
-from unde.index.query_factors import QueryFactors
+from unde.index import exact, gradient_scores
+from unde.index.gradient_kernel import QueryFactors
 from unde.methods import EKFAC, TracIn
 from unde.parallel import Serial
 from unde.parallel.base import pack_job
@@ -221,7 +221,7 @@ def test_products_of_outer_products():
     assert held.shape == (7, factors.width) == (7, 2 * 11 + 4 + 2 * 11)
     for most in (2**24, 1):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("unde.index.query_factors._PRODUCTS", most)
+            patch.setattr("unde.index.gradient_kernel._PRODUCTS", most)
             out = factors.products(held, features, [0, 1, 0], torch.zeros(2, 5, 7))
         close(out.sum(0), features @ dense.T)
     off, size = factors.error(queries, held, features)
@@ -271,7 +271,7 @@ def test_queries_that_do_not_fit_are_asked_in_several_passes(capsys, method):
     large = attribute(method)
     size = 4 * 57  # bytes of a gradient
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "fit_to_gradients", _within(exact.fit_to_gradients))
+        patch.setattr(gradient_scores, "fit_to_gradients", _within(gradient_scores.fit_to_gradients))
         small = attribute(method, memory=2 * 2 * size + 1, batch_size=4)
     assert (
         "5 queries take 3 passes over the training data: the gradients of 2 (228 B each)"
@@ -284,8 +284,8 @@ def test_queries_that_do_not_fit_are_asked_in_several_passes(capsys, method):
 def _within(fit):
     """With room for the eigenvectors, which are larger than such gradients."""
     room = Compute(CPU, 10**8)
-    return lambda method, runner, rows, c, memory, there, kept: fit(
-        method, runner, rows, c, 10**8, room, kept
+    return lambda method, runner, rows, c, memory, there, *options: fit(
+        method, runner, rows, c, 10**8, room, *options
     )
 
 

@@ -294,7 +294,7 @@ def test_the_kernel_of_logra_is_fitted_to_a_sample(tmp_path, monkeypatch, projec
     tensors = Groups.by_tensor(small.model)
     fine = scores.regroup(tensors).rescore(found.indices, projection=projection)
     close(fine.by_group(), picked(want.regroup(tensors).by_group(), fine))
-    monkeypatch.setattr("unde.index.rescore.SAMPLE", N // 2)
+    monkeypatch.setattr("unde.index.gradient_kernel.SAMPLE", N // 2)
     assert not torch.allclose(scores.rescore(K, projection=projection).total(), found.total(), rtol=0.01)
     poor = toy.reopen(small, train_data=toy.data(N), memory="10kB").score(QUERIES)
     with pytest.raises(

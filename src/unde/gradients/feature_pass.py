@@ -118,6 +118,12 @@ class FeaturePass:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
+    def scale(self, features: Tensor) -> Tensor:
+        """Features (n, D) of the collector times the scales of their units, in place."""
+        for columns, scale in self._scales:
+            features[:, columns].mul_(scale.to(features))
+        return features
+
     def over(
         self, batches: Iterable[Batch], outs: Iterable[Tensor | None] | None = None, take: bool = False
     ) -> Iterator[PassResult]:
@@ -152,8 +158,7 @@ class FeaturePass:
         direct = out is not None and (out.device, out.dtype) == (collect.device, collect.dtype)
         moved = to_device(collect.task.batching.prepare(examples), collect.device)
         features, values = collect(moved, list(where), out if direct else None)
-        for columns, scale in self._scales:
-            features[:, columns].mul_(scale.to(features))
+        self.scale(features)
         found = {"features": features.float(), "values": values.float()}
         if collect.extra.shape[1]:
             found["extra"] = collect.extra.float()

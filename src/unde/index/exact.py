@@ -1,6 +1,4 @@
-"""Attribution without an index: gradients of queries are held with K applied, those of training examples stream by.
-
-    score(q, n)_j = Σ_c η_c ⟨ [K_c g^c(q)]_j, g_j^c(n) ⟩
+"""Attribution without an index, from gradients that are computed anew (`gradient_scores`).
 
 Gradients are whole, so nothing is lost to a projection, and none of a training example is stored. K must not mix
 parameters, so that it acts on the query side: EKFAC, and TracIn in both metrics.
@@ -10,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +17,26 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.checkpoints import Checkpoint, resolve_checkpoint_weights
-from unde.data import Collate, Rows, choose_collate, evenly, parse_bytes
+from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.default_device import host_default
-from unde.devices import CPU, Compute, budget, device_of, move, put
+from unde.devices import CPU, Compute, budget, device_of, move
 from unde.errors import UndeError
 from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
-from unde.gradients.coverage import EXAMPLES
-from unde.gradients.feature_pass import largest, torch_threads
+from unde.gradients.feature_pass import torch_threads
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder
 from unde.index.builder import BuildSettings
 from unde.index.choice import settle_damping
-from unde.index.feature_runner import FeatureRunner, raise_failing_example
-from unde.index.gradient_kernel import (
-    KERNELS,
-    Kept,
-    apply_in_place,
-    fit_to_gradients,
-    gradient_dampings,
-    solve,
-    split_memory,
-)
-from unde.index.gradient_stream import OWNER, GradientStream
-from unde.index.query_factors import QueryFactors, check_rank, queries_in_memory
-from unde.index.query_features import BadQuery
+from unde.index.feature_runner import FeatureRunner
+from unde.index.gradient_kernel import KERNELS, QueryFactors, split_memory
+from unde.index.gradient_scores import OWNER, GradientScores, GradientStream, naming_examples
 from unde.index.state import parse_ids
 from unde.methods import EKFAC, Method, TracIn
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.scoring.blocks import TINY, ScoreRange, cut
+from unde.scoring.blocks import cut
 from unde.scoring.exact import MOST, ExactScores, PairNorms, empty_scores
 from unde.setup import Recipe
 from unde.store.manifest import ResolvedSettings
@@ -57,7 +44,8 @@ from unde.store.shards import scratch
 from unde.tasks.base import Task, check_task
 
 AUTO = "auto"
-PROBED = 4  # training examples whose scores tell how much is lost where queries are held as outer products
+CG_VECTORS = 6  # conjugate gradients hold so many vectors for each query
+QUERY_SHARE = 2  # gradients of queries take at most 1/2 of the memory budget
 PASS_SHARE = 2  # passes are chosen as if the budget was 1/2 of it: they take half of that
 
 
@@ -171,7 +159,8 @@ def attribute(
         runner, partition = _runner(inputs, choice.method, settings, there)
         factors = None if query_rank is None else QueryFactors(query_rank, runner.manifest.units)
         stream = GradientStream(runner, partition, settings.ids, folder, factors)
-        return _OnePass(stream, choice.method, asked, settings.memory, runs, there, cg).scores(query_ids)
+        scores = GradientScores(stream, choice.method, asked, settings.memory, there, runs, cg=cg)
+        return _score(scores, query_ids)
 
 
 def check_method(method: str | Method) -> Method:
@@ -229,149 +218,64 @@ def _runner(
     )
     runner = FeatureRunner(Path(OWNER), draft, inputs)
     runner.units = units
-    with _naming_examples(inputs, settings.ids):
+    with naming_examples(inputs, settings.ids):
         within = split_memory(method, draft, there.memory, there)
         runner.manifest = runner.choose_passes(inputs.rows, within // PASS_SHARE, settings.batch_size)
     return runner, partition
 
 
-def _naming_examples(inputs: BuildInputs, ids: Sequence[Any] | None) -> Any:
-    """Errors of the model name one of the examples that are tried first."""
-    rows = inputs.rows
-    return raise_failing_example(
-        inputs.model, inputs.task, rows, lambda: sorted({*evenly(len(rows), EXAMPLES), largest(rows)}), ids
+def _score(scores: GradientScores, query_ids: Sequence[Any] | None) -> ExactScores:
+    """Scores of all training examples."""
+    stream = scores.stream
+    m, partition = stream.runner.manifest, stream.partition
+    blocks = _query_blocks(scores)
+    scores.check_model()
+    shape = len(scores.queries), m.examples, len(partition)
+    _check_room(shape)
+    values = empty_scores(shape, scores.memory)
+    norms = PairNorms(scores.query_squares, torch.zeros(shape[1], shape[2]))
+    out = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    digests = [""] * m.examples
+    for c, i, rows, part in scores.parts(blocks, "exact scores"):
+        out[blocks[i], rows] += part["parts"]
+        if i == 0:
+            norms.train[rows] += part["norms"]
+        _note_digests(digests, rows, part["digest"], first=c == i == 0)
+    return ExactScores(
+        values,
+        partition.names,
+        scores.memory,
+        method=scores.method,
+        query_digests=scores.query_digests,
+        train_digests=digests,
+        norms=norms,
+        provenance=_provenance(scores),
+        ids=stream.ids,
+        query_ids=query_ids,
     )
 
 
-@dataclass
-class _OnePass:
-    """Queries on their way through the training data."""
+def _provenance(scores: GradientScores) -> dict[str, Any]:
+    m, factors = scores.stream.runner.manifest, scores.stream.factors
+    made = {"method": scores.method.describe(), "model": m.models, "data": m.data, "task": m.task["name"]}
+    options = {"cg": scores.cg, "query_rank": factors and factors.rank}
+    return made | {"exact": True} | {name: value for name, value in options.items() if value}
 
-    stream: GradientStream
-    method: Method
-    queries: Rows
-    memory: int
-    executor: Executor
-    there: Compute  # where K is applied
-    cg: int = 0
-    query_digests: list[str] = field(default_factory=list)
-    probe: Tensor = field(default_factory=lambda: torch.empty(0))  # gradients of a few training examples
-    errors: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
 
-    def scores(self, query_ids: Sequence[Any] | None) -> ExactScores:
-        m, partition = self.stream.runner.manifest, self.stream.partition
-        blocks = self._query_blocks()
-        for _ in self.stream.runner.passes(self.queries.subset([0]), 0):
-            pass  # what the model cannot run on raises before the kernel is fitted, which takes longer
-        shape = len(self.queries), m.examples, len(partition)
-        _check_room(shape)
-        values = empty_scores(shape, self.memory)
-        norms = PairNorms(torch.zeros(shape[0], shape[2]), torch.zeros(shape[1], shape[2]))
-        out = values if isinstance(values, Tensor) else torch.from_numpy(values)
-        digests: list[str] = []
-        sizes = ScoreRange(len(self.queries))
-        for c, eta in enumerate(m.checkpoint_weights):
-            kept: Kept = {}
-            for i, block in enumerate(blocks):
-                held = self._hold(block, c, kept, norms)
-                if i == len(blocks) - 1:
-                    kept.clear()  # eigenvectors are large
-                title = "exact scores" + (f", {i + 1} of {len(blocks)}" if len(blocks) > 1 else "")
-                first = c == 0 and i == 0
-                digests = digests or [""] * m.examples
-                for rows, part in self.stream.over(held, c, self.executor, title):
-                    out[block, rows] += sizes.update(block, eta * part["parts"])
-                    if i == 0:
-                        norms.train[rows] += eta * part["norms"]
-                    _note_digests(digests, rows, part["digest"], first)
-                del held
-        return ExactScores(
-            values,
-            partition.names,
-            self.memory,
-            method=self.method,
-            query_digests=self.query_digests,
-            train_digests=digests,
-            norms=norms,
-            provenance=self._provenance(),
-            ids=self.stream.ids,
-            query_ids=query_ids,
+def _query_blocks(scores: GradientScores) -> list[slice]:
+    """Queries whose gradients are in memory together."""
+    factors, there, count = scores.stream.factors, scores.there, len(scores.queries)
+    width = scores.stream.runner.manifest.width if factors is None or scores.cg else factors.width
+    step = queries_in_memory(width, scores.cg, Compute(there.device, scores.split(there.memory)))
+    option = "memory=" if there.device == CPU else "device_memory="
+    blocks = list(cut(slice(0, count), step))
+    if len(blocks) > 1:
+        console.line(
+            f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
+            f"({console.size(4 * width)} each) fit what the memory budget has for them. {option} raises it"
+            + (", query_rank=16 takes less of each" if factors is None else "")
         )
-
-    def _provenance(self) -> dict[str, Any]:
-        m = self.stream.runner.manifest
-        made = {"method": self.method.describe(), "model": m.models, "data": m.data, "task": m.task["name"]}
-        options = {"cg": self.cg, "query_rank": self.stream.factors and self.stream.factors.rank}
-        return made | {"exact": True} | {name: value for name, value in options.items() if value}
-
-    def _query_blocks(self) -> list[slice]:
-        """Queries whose gradients are in memory together."""
-        m, factors, count = self.stream.runner.manifest, self.stream.factors, len(self.queries)
-        width = m.width if factors is None or self.cg else factors.width
-        within = Compute(self.there.device, self._within(self.there.memory))
-        step, each = queries_in_memory(width, self.cg, within), 4 * width
-        option = "memory=" if self.there.device == CPU else "device_memory="
-        blocks = list(cut(slice(0, count), step))
-        if len(blocks) > 1:
-            console.line(
-                f"{count} queries take {len(blocks)} passes over the training data: the gradients of {step} "
-                f"({console.size(each)} each) fit what the memory budget has for them. {option} raises it"
-                + (", query_rank=16 takes less of each" if factors is None else "")
-            )
-        return blocks
-
-    def _within(self, memory: int) -> int:
-        return split_memory(self.method, self.stream.runner.manifest, memory, self.there)
-
-    def _hold(self, block: slice, c: int, kept: Kept, norms: PairNorms) -> Tensor:
-        """K g(q) of a block of queries under checkpoint c, (q, D)."""
-        runner, inputs = self.stream.runner, self.stream.inputs
-        with _naming_examples(inputs, self.stream.ids):
-            fitted = fit_to_gradients(
-                self.method, runner, inputs.rows, c, self._within(self.memory), self.there, kept
-            )
-        factors = None if self.cg else self.stream.factors
-        width = runner.manifest.width if factors is None else factors.width
-        held = torch.empty(block.stop - block.start, width, device=self.there.device)
-        for here, part in runner.passes(self.queries.subset(range(block.start, block.stop)), c):
-            features = put(part["features"], self.there.device)
-            bad = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
-            if bad:
-                raise BadQuery(block.start + here.start + bad[0], len(bad))
-            rows = slice(block.start + here.start, block.start + here.stop)
-            squares = self.stream.squared_norms(features).cpu()
-            norms.queries[rows] += runner.manifest.checkpoint_weights[c] * squares
-            features = features if self.cg else apply_in_place(fitted, features)
-            held[here.start : here.stop] = features if factors is None else self._pack(features, c)
-            if c == 0:
-                self.query_digests += [to_digest(d) for d in part["digest"].tolist()]
-        if self.cg:
-            dampings = gradient_dampings(self.method, runner, c, kept)
-            held, residual = solve(self.method, runner, inputs.rows, c, fitted, dampings, held, self.cg)
-            console.line(
-                f"conjugate gradients: {self.cg} steps leave {float(residual.median()):.1%} of a gradient unexplained, "
-                f"at most {float(residual.max()):.1%}"
-            )
-            held = held if self.stream.factors is None else self._pack(held, c)
-        if self.stream.factors is not None:
-            off, size = self.errors.tolist()
-            console.line(
-                f"queries held as {self.stream.factors.rank} outer products of each matrix: scores of "
-                f"{len(self.probe)} examples are off by {(off / max(size, TINY)) ** 0.5:.1%}"
-            )
-        return held
-
-    def _pack(self, queries: Tensor, c: int) -> Tensor:
-        """What is held of queries (q, D), after a look at how much their scores with a few examples change."""
-        factors, runner = self.stream.factors, self.stream.runner
-        assert factors is not None
-        if not len(self.probe):
-            rows = self.stream.inputs.rows
-            passes = runner.passes(rows.subset(evenly(len(rows), PROBED)), c)
-            self.probe = torch.cat([put(part["features"], self.there.device) for _, part in passes])
-        held = factors.pack(queries)
-        self.errors += factors.error(queries, held, self.probe).cpu().double()
-        return held
+    return blocks
 
 
 def _check_room(shape: tuple[int, int, int]) -> None:
@@ -391,3 +295,29 @@ def _note_digests(digests: list[str], rows: slice, signed: Tensor, first: bool) 
             if then != now:
                 raise reads_differently(i)
     digests[rows] = found
+
+
+def check_rank(rank: int | None) -> None:
+    """Raise unless it is a number of outer products, or None."""
+    if rank is not None and rank < 1:
+        raise UndeError(
+            f"query_rank={rank}: expected a number of outer products, such as 16, or None for whole queries"
+        )
+
+
+def queries_in_memory(parameters: int, cg: int, there: Compute) -> int:
+    """How many queries are held at once; raises unless it is one, at least."""
+    each = 4 * parameters * (CG_VECTORS if cg else 1)
+    if step := there.memory // QUERY_SHARE // each:
+        return step
+    option = "memory=" if there.device == CPU else "device_memory="
+    what = (
+        f"the {CG_VECTORS} vectors that cg={cg} holds for one query take"
+        if cg
+        else "the gradient of one query takes"
+    )
+    raise UndeError(
+        f"{what} {console.size(each)} ({parameters:,} parameters), and the memory budget has "
+        f"{console.size(there.memory // QUERY_SHARE)} for them: raise {option}, leave parameters out with exclude=, or "
+        "build an index"
+    )

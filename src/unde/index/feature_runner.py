@@ -16,7 +16,7 @@ from unde.checkpoints import fingerprints, load_checkpoint
 from unde.data import Rows, evenly, to_device
 from unde.default_device import program_default
 from unde.errors import BadExample, UndeError
-from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
+from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed_tensor
 from unde.gradients import Coverage, Unit, describe_units, make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.factors import factor_sizes
@@ -44,18 +44,7 @@ from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
-_PLURAL = {"query": "queries", "example": "examples"}
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
-
-
-@dataclass(frozen=True)
-class RowFeatures:
-    """Features of n rows under C checkpoints or steps."""
-
-    features: Tensor  # (C, n, D)
-    values: Tensor  # (C, n) of the measure
-    beside: Tensor  # (n, ·) further measures of the method, under the last checkpoint
-    digests: list[str]
 
 
 class FeatureRunner:
@@ -178,55 +167,35 @@ class FeatureRunner:
 
     def features(self, rows: Rows, patch: Patch = nullcontext) -> QueryFeatures:
         """Features of queries after a check of the model; `patch(model)` changes the model meanwhile."""
-        where = evenly(len(rows), SAMPLED)
+        where, m = evenly(len(rows), SAMPLED), self.manifest
         before = rows.digests(where)  # not after: a pass restores the random numbers that examples may draw
+        features, values = empty_tensor(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
+        work, digests = _RowJobs(self, rows, patch=patch), [""] * len(rows)
         with exclusive(self.inputs.model):
             self.check_model()
-            result = self.compute(rows, patch=patch)
+            try:
+                for (c, i), part in self._run(work):
+                    here = slice(work.passes[i].start, work.passes[i].stop)
+                    features[c, here], values[c, here] = part["features"], part["values"]
+                    digests[here] = [to_digest(int(d)) for d in part["digest"]]
+            finally:
+                self.close()
             if self.inputs.checkpoints is not None or patch is not nullcontext:  # weights were replaced
                 self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
-        _check_finite(result.features)
-        changed = [i for i, digest in zip(where, before) if digest != result.digests[i]]
+        _check_finite(features)
+        changed = [i for i, digest in zip(where, before) if digest != digests[i]]
         if changed:
             raise reads_differently(f"{changed[0]} of the queries")
-        return QueryFeatures(self.manifest.lineage, result.features, result.values, result.digests)
+        return QueryFeatures(m.lineage, features, values, digests)
 
-    def compute(
-        self,
-        rows: Rows,
-        *,
-        numbers: Sequence[int] | None = None,
-        names: Sequence[object] | None = None,
-        what: str = "query",
-        patch: Patch = nullcontext,
-    ) -> RowFeatures:
-        """Features of rows under every checkpoint; each pass under each checkpoint is a job.
-
-        `numbers` seed the random draws of the rows (by default their positions), `names` and `what` name them in
-        errors, `patch(model)` changes the model meanwhile.
-        """
-        m = self.manifest
-        work = _RowJobs(
-            self, rows, split_range(range(len(rows)), m.resolved.pass_size), numbers, names, what, patch
-        )
-        features, values = empty_tensor(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
-        beside, digests = torch.empty(len(rows), len(self.method.extra_measures)), [""] * len(rows)
+    def passes(
+        self, rows: Rows, c: int, where: Sequence[int] | None = None
+    ) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+        """(positions, features and digests) under checkpoint c, pass by pass in this process: of queries, or of the
+        training examples `where`."""
+        work = _RowJobs(self, rows, where)
         try:
-            for (c, i), part in self._run(work):
-                here = slice(work.passes[i].start, work.passes[i].stop)
-                features[c, here], values[c, here] = part["features"], part["values"]
-                beside[here] = part["beside"]
-                digests[here] = [to_digest(int(d)) for d in part["digest"]]
-        finally:
-            self.close()
-        return RowFeatures(features, values, beside, digests)
-
-    def passes(self, rows: Rows, c: int) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
-        """(positions, features and digests) of queries under checkpoint c, pass by pass in this process."""
-        cuts = split_range(range(len(rows)), self.manifest.resolved.pass_size)
-        work = _RowJobs(self, rows, cuts, None, None, "query", nullcontext)
-        try:
-            for i, here in enumerate(cuts):
+            for i, here in enumerate(work.passes):
                 yield here, work.compute_pass(c, i)
         finally:
             self.close()
@@ -234,7 +203,7 @@ class FeatureRunner:
     def _run(self, work: _RowJobs) -> Iterator[tuple[Job, Mapping[str, Tensor]]]:
         """The results of all jobs, in any order."""
         jobs: list[Job] = [(c, i) for c in range(self.manifest.terms) for i in range(len(work.passes))]
-        title = f"features of {_PLURAL[work.what]}"
+        title = "features of queries"
         if self.executor.in_process or len(jobs) == 1:
             with console.progress(title, len(jobs), len(jobs) > 1, unit="passes") as advance:
                 for job in jobs:
@@ -288,46 +257,51 @@ class FeatureRunner:
 
 @dataclass
 class _RowJobs:
-    """The context of the jobs of `FeatureRunner.compute`."""
+    """Passes over rows under a checkpoint, which are jobs: of queries, or of the training examples `where`."""
 
     runner: FeatureRunner
     rows: Rows
-    passes: list[range]
-    numbers: Sequence[int] | None
-    names: Sequence[object] | None
-    what: str
-    patch: Patch
+    where: Sequence[int] | None = None
+    patch: Patch = nullcontext
     results: Results | None = None  # of other processes
+
+    @cached_property
+    def passes(self) -> list[range]:
+        return split_range(range(len(self.rows)), self.runner.manifest.resolved.pass_size)
 
     def close(self) -> None:
         self.runner.close()
 
     def describe(self, job: Job) -> str:
         here = self.passes[job[1]]
-        return f"{_PLURAL[self.what]} {here[0]} to {here[-1]} (checkpoint {job[0]})"
+        return f"queries {here[0]} to {here[-1]} (checkpoint {job[0]})"
 
     def compute_pass(self, c: int, i: int) -> dict[str, Tensor]:
         """Features of pass i under checkpoint or step c."""
         here, inputs = self.passes[i], self.runner.inputs
         task = set_rows(inputs.task, self.runner.manifest.resolved.rows)
+        what = "query" if self.where is None else "example"
         try:
             with raise_failing_example(
-                inputs.model, task, self.rows, lambda: here, self.names, self.what, self.close
+                inputs.model, task, self.rows, lambda: here, self.where, what, self.close
             ):
                 run = self.runner.open_pass(c, self.patch, factors=False)
-                [(where, batch, digests)] = self.rows.batches([here])
-                numbers = where if self.numbers is None else [self.numbers[j] for j in where]
-                [result] = run.over([(numbers, batch, digests)])
+                [(at, batch, digests)] = self.rows.batches([here])
+                if self.where is not None:
+                    at = self.runner.sample_numbers([self.where[j] for j in at])
+                [result] = run.over([(at, batch, digests)])
         except UndeError:
             raise
         except _FOREIGN as e:
             raise UndeError(
-                f"the model cannot run on these {_PLURAL[self.what]} ({type(e).__name__}: {e}): expected examples "
-                "like those it was indexed on"
+                f"the model cannot run on these queries ({type(e).__name__}: {e}): expected examples like those it was "
+                "indexed on"
             ) from e
-        digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
-        tensors = {"features": result.features, "values": result.values, "digest": digest}
-        return tensors | {"beside": result.extra}
+        return {
+            "features": result.features,
+            "values": result.values,
+            "digest": to_signed_tensor(digests),
+        }
 
     def write_pass(self, c: int, i: int) -> None:
         assert self.results is not None
@@ -384,6 +358,12 @@ def raise_failing_example(
         raise BadExample(
             f"the model cannot run on {what} {name!r} ({type(cause).__name__}: {first_line}): {advice}"
         ) from error
+
+
+def bad_gradient(bad: Sequence[object], way_out: str) -> BadExample:
+    """An error for examples of a pass whose gradients are NaN or infinite."""
+    more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
+    return BadExample(f"the gradient of example {bad[0]!r} is NaN or infinite{more}: {way_out}")
 
 
 def find_failing_example(

@@ -1,35 +1,47 @@
-"""Kernels of methods on whole gradients, fitted to a sample of the training data: nothing is stored.
+"""Kernels of methods on gradients that are not stored, fitted to a sample of the data; queries as outer products.
 
-EKFAC takes two passes over the sample (`unde.gradients.whitening`), the diagonal metric one. K acts on the query side,
-where the gradients of a few queries meet those of many training examples.
+EKFAC takes two passes over the sample (`unde.gradients.whitening`), the diagonal metric one; both are fitted to whole
+gradients. That of LoGRA takes the features of the sample under any projection, which stay in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.checkpoints import load_checkpoint
-from unde.data import Rows
+from unde.data import Rows, evenly
 from unde.devices import CPU, Compute, device_of, double_device, put
+from unde.errors import UndeError
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive, set_rows
 from unde.gradients.gauss_newton import GaussNewton
 from unde.gradients.whitening import SAMPLE, Statistics, add_squares, fit_whitening
 from unde.index import projection_matrices
 from unde.index.feature_runner import FeatureRunner
-from unde.kernels import Diagonal, EKFACKernel, Identity, TensorSource
-from unde.kernels.base import Fitted, Moments, ParameterColumns, put_moments
+from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, TensorSource
+from unde.kernels.base import Fitted, Kernel, Moments, ParameterColumns, fit_kernel, put_moments
 from unde.kernels.conjugate_gradients import conjugate_gradients
 from unde.methods import Method
+from unde.store.factored import MatrixShape, leading
 from unde.store.manifest import Manifest
 
 KERNELS = (Identity, Diagonal, EKFACKernel)  # that do not mix parameters
+SAMPLE_SHARE = 4  # features of a sample take at most 1/4 of the memory budget
 Kept = MutableMapping[tuple[str, int], Moments]  # by kernel and checkpoint: good for any damping
 PROBES = 4  # random vectors that the trace of the Gauss-Newton matrix is estimated by
 _APPLIED = 2**24  # bytes of features that K is applied to together, at least those of one query
+_PRODUCTS = 2**24  # numbers between two products of outer products, at most, or those of one query
+
+
+def is_by_layer(kernel: Kernel) -> bool:
+    """Whether it is that of LoGRA, of the gradients that training examples have."""
+    return isinstance(kernel, Gram) and (kernel.blocks, kernel.fisher) == ("layer", "empirical")
 
 
 def split_memory(method: Method, m: Manifest, memory: int, there: Compute) -> int:
@@ -50,32 +62,60 @@ def fit_to_gradients(
     c: int,
     memory: int,
     there: Compute,
-    kept: Kept | None = None,
+    kept: Kept,
+    usable: Tensor | None = None,
 ) -> Fitted:
     """K of a method under checkpoint c.
 
     Args:
-        method: A method whose kernel is one of `KERNELS`.
-        runner: The model; its units are whole gradients.
+        method: A method whose kernel is one of `KERNELS`, or that of LoGRA.
+        runner: The model; its units are whole gradients, but for LoGRA.
         rows: The training data.
         c: The checkpoint.
         memory: The budget in bytes.
         there: Where K is applied.
         kept: Moments of earlier calls, to which those of this one are added.
+        usable: Positions of the examples that LoGRA may be fitted to; all by default.
     """
+    if is_by_layer(method.kernel):
+        return _fit_to_features(method, runner, rows, c, memory, there, usable)
     m, count = runner.manifest, min(len(rows), SAMPLE)
     source = TensorSource(torch.empty(0, m.width, device=there.device), _parts(m), [slice(0, count)])
     bound = method.kernel.bind(source.sizes)
     if isinstance(method.kernel, Identity):
         return bound.fit({}, source)
     bound.check(there.memory, there.device)
-    kept = {} if kept is None else kept
     if (bound.key, c) not in kept:
         runner.close()
         with exclusive(runner.inputs.model):
             data = projection_matrices.curvature_data(runner.inputs, rows, m.unit_names, method, [c])
             kept[bound.key, c] = _moments(method, runner, data, memory)
     return bound.fit(put_moments(kept[bound.key, c], source), source)
+
+
+def _fit_to_features(
+    method: Method,
+    runner: FeatureRunner,
+    rows: Rows,
+    c: int,
+    memory: int,
+    there: Compute,
+    usable: Tensor | None,
+) -> Fitted:
+    """K from the features of a sample, in memory."""
+    m, usable = runner.manifest, torch.arange(len(rows)) if usable is None else usable
+    where = usable[evenly(len(usable), SAMPLE)].tolist()
+    need = 4 * m.width * len(where)
+    if SAMPLE_SHARE * need > memory:
+        raise UndeError(
+            f"{type(method).__name__} under {method.projection} is fitted to the features of {len(where):,} examples, "
+            f"{console.size(need)}, and a quarter of the memory budget of {console.size(memory)} is less: raise "
+            "memory=, or take a smaller projection, scores.rescore(top, projection='kron(64)')"
+        )
+    passes = runner.passes(rows.subset(where), c, where)
+    source = TensorSource(torch.cat([put(part["features"], there.device) for _, part in passes]), _parts(m))
+    method.kernel.bind(source.sizes).check(there.memory, there.device)
+    return fit_kernel(method.kernel, source)
 
 
 def _parts(m: Manifest) -> Sequence[ParameterColumns]:
@@ -160,3 +200,73 @@ def solve(
             return product.mul_(scale).addcmul_(vectors, dampings)
 
         return conjugate_gradients(multiply, lambda r: apply_in_place(fitted, r.clone()), gradients, steps)
+
+
+# --- queries as outer products ------------------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    columns: slice  # of a gradient
+    held: slice  # of what is held of a query
+    sides: MatrixShape
+
+
+@dataclass(frozen=True)
+class QueryFactors:
+    """Of each matrix of a preconditioned query the `rank` outer products that come closest; vectors are whole.
+
+    Args:
+        rank: How many; a matrix that they take no fewer numbers for is whole.
+        units: The parameters, as a manifest lists them.
+    """
+
+    rank: int
+    units: Sequence[Mapping[str, Any]]
+
+    def parts(self) -> Iterator[_Part]:
+        """The parameters in their order."""
+        column = number = 0
+        for u in self.units:
+            size, rows = u["size"], u["shape"][0]
+            sides = (rows, size // rows) if len(u["shape"]) > 1 else None
+            if sides is not None and self.rank * sum(sides) >= size:
+                sides = None
+            each = size if sides is None else self.rank * sum(sides)
+            yield _Part(slice(column, column + size), slice(number, number + each), sides)
+            column, number = column + size, number + each
+
+    @property
+    def width(self) -> int:
+        """Numbers that are held of a query."""
+        return [part.held.stop for part in self.parts()][-1]
+
+    def pack(self, queries: Tensor) -> Tensor:
+        """(q, ·): what is held of queries (q, D)."""
+        out = queries.new_empty(len(queries), self.width)
+        for columns, held, sides in self.parts():
+            x = queries[:, columns]
+            if sides is not None:
+                x = torch.cat(leading(x.unflatten(1, sides), self.rank), 1).mT.flatten(1)
+            out[:, held] = x
+        return out
+
+    def error(self, queries: Tensor, held: Tensor, features: Tensor) -> Tensor:
+        """(2,) sums of squares: of what scores of gradients (n, D) are off by, and of the scores."""
+        exact = features @ queries.T
+        found = self.products(held, features, [0] * len(self.units), features.new_zeros(1, *exact.shape))[0]
+        return torch.stack([(found - exact).square().sum(), exact.square().sum()])
+
+    def products(self, held: Tensor, features: Tensor, groups: Sequence[int], out: Tensor) -> Tensor:
+        """Add the products of gradients (n, D) with what is held (Q, ·) to `out` (M, n, Q); one group a parameter."""
+        for j, (columns, where, sides) in zip(groups, self.parts()):
+            if sides is None:
+                out[j].addmm_(features[:, columns], held[:, where].T)
+                continue
+            matrices = features[:, columns].unflatten(1, sides)
+            step = max(1, _PRODUCTS // (self.rank * len(features) * sides[0]))
+            for q in range(0, len(held), step):
+                left, right = held[q : q + step, where].unflatten(1, (self.rank, -1)).split(list(sides), 2)
+                along = matrices @ right.flatten(0, 1).T  # (n, R, q·k)
+                each = (along * left.flatten(0, 1).T).sum(1)
+                out[j][:, q : q + step] += each.unflatten(1, (-1, self.rank)).sum(2)
+        return out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unde.console import size
 from unde.errors import UndeError
-from unde.fingerprints import origins, to_digest, to_signed
+from unde.fingerprints import origins, to_digest, to_signed_tensor
 from unde.store.files import CannotWrite
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -64,7 +64,7 @@ class QueryFeatures:
             raise CannotWrite(
                 f"cannot make the folder of {path} ({e.strerror}): choose another path", e
             ) from None
-        digest = torch.tensor([to_signed(d) for d in origins(self.digests)], dtype=torch.int64)
+        digest = to_signed_tensor(origins(self.digests))
         tensors = {"features": self.features, "loss": self.loss, "digest": digest}
         if len(digest) > len(self):
             tensors["members"] = torch.tensor([len(origins([d])) for d in self.digests])

@@ -15,7 +15,7 @@ from torch import Tensor
 from unde import methods
 from unde.devices import CPU, Compute, local, put
 from unde.errors import UndeError, unknown
-from unde.fingerprints import origins, to_signed
+from unde.fingerprints import origins, to_signed_tensor
 from unde.gradients.factors import factor_sizes, length, split
 from unde.index import projection_matrices
 from unde.kernels import FeatureLayout, ParameterColumns
@@ -161,7 +161,7 @@ class IndexReader:
     def find_digests(self, digests: Sequence[str]) -> list[int]:
         """Positions of the digests that are those of training examples; "" is none of them."""
         parts = [(i, part) for i, d in enumerate(digests) for part in origins([d]) if part]
-        wanted = torch.tensor([to_signed(part) for _, part in parts], dtype=torch.int64)
+        wanted = to_signed_tensor(part for _, part in parts)
         matches = torch.isin(wanted, self.values("digest")).nonzero()[:, 0].tolist()
         return sorted({parts[i][0] for i in matches})
 

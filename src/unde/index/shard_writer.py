@@ -17,11 +17,11 @@ from torch import Tensor
 from unde import console, methods
 from unde.data import evenly, to_device
 from unde.devices import device_of, name_memory
-from unde.errors import BadExample, UndeError
-from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
+from unde.errors import UndeError
+from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed_tensor
 from unde.gradients import Coverage
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
-from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.feature_runner import FeatureRunner, bad_gradient, raise_failing_example
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import IndexReader, shard_bytes
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
@@ -259,7 +259,9 @@ def _pass_tensors(writer: ShardWriter, c: int, rows: range, result: PassResult) 
         finite = result.features.isfinite().all(1) & result.values.isfinite()
     if not finite.all():
         if writer.manifest.on_bad == "error":
-            raise _bad_example(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
+            bad = [rows[int(i)] for i in (~finite).nonzero()[:, 0]]
+            way_out = "look at the example and the model, or build with on_bad='skip' to leave it out"
+            raise bad_gradient(bad if writer.ids is None else [writer.ids[i] for i in bad], way_out)
         result.features[~finite] = squares[~finite] = 0.0
     beside = {"beside": result.extra} if writer.runner.method.extra_measures else {}
     if result.factors is not None:
@@ -271,7 +273,7 @@ def _pass_tensors(writer: ShardWriter, c: int, rows: range, result: PassResult) 
         "squares": squares,
         "loss": result.values,
         "skipped": (~finite).to(torch.uint8),
-        "digest": torch.tensor([to_signed(d) for d in result.digests], dtype=torch.int64),
+        "digest": to_signed_tensor(result.digests),
     }
 
 
@@ -283,15 +285,6 @@ def covariances(writer: ShardWriter, run: FeaturePass, rows: Sequence[int]) -> T
             to_device(writer.inputs.rows.batch(rows), run.collect.device), writer.runner.sample_numbers(rows)
         )
     return run.factors.take().cpu()
-
-
-def _bad_example(writer: ShardWriter, bad: list[int]) -> UndeError:
-    named = bad if writer.ids is None else [writer.ids[i] for i in bad]
-    more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
-    return BadExample(
-        f"the gradient of example {named[0]!r} is NaN or infinite{more}: look at the example and the model, or build "
-        "with on_bad='skip' to leave it out"
-    )
 
 
 def concatenate(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
