@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import unde
 from unde import Index
 from unde.index.reader import IndexReader
-from unde.index.train_features import StoredFeatures
+from unde.index.scorer import StoredFeatures
 from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3
@@ -94,7 +94,7 @@ def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
     """Passes and shards so small that a few examples make several."""
     with (
         mock.patch("unde.gradients.feature_pass.MOST", pass_size),
-        mock.patch("unde.index.builder.SHARD_PASSES", shard_passes),
+        mock.patch("unde.index.sizes.SHARD_PASSES", shard_passes),
     ):
         yield
 

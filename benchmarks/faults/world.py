@@ -54,7 +54,7 @@ class Kind:
     def build(self, folder: Path, **more: Any) -> Index:
         with (
             mock.patch("unde.gradients.feature_pass.MOST", 3),
-            mock.patch("unde.index.builder.SHARD_PASSES", 2),
+            mock.patch("unde.index.sizes.SHARD_PASSES", 2),
             redirect_stderr(io.StringIO()),
         ):
             ids = [f"row {i}" for i in range(EXAMPLES)]

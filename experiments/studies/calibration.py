@@ -22,7 +22,8 @@ from experiments.shared.sweep import EVERY_BANK
 from unde import Index, UndeError
 from unde.evaluate import calibration as statistics
 from unde.evaluate.calibration import spearman
-from unde.index.settings import Predictor, list_settings
+from unde.index.calibrate import Predictor
+from unde.index.calibration import list_settings
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, Method
 
 PAPER = ""

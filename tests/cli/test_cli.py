@@ -124,7 +124,7 @@ def test_several_processes_build_the_same_index(built):
 
 def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
     monkeypatch.setattr("unde.gradients.feature_pass.MOST", 4)
-    monkeypatch.setattr("unde.index.builder.SHARD_PASSES", 2)
+    monkeypatch.setattr("unde.index.sizes.SHARD_PASSES", 2)
     run("build", built, "--out", "whole", "--projection", "none", "--threads", 1)
     common = ("build", built, "--out", "parts", "--projection", "none", "--threads", 1)
     said = run(*common, "--engine", "array", "--worker", "1/3")

@@ -16,9 +16,9 @@ from unde.devices import Compute
 from unde.diffusion import sample
 from unde.evaluate import Bank, TrainingSpec, baseline_scores, tail_patch
 from unde.evaluate.bank.training import QueryUtility
+from unde.index.calibrate import Candidates
 from unde.index.nearest import nearest_labels
 from unde.index.select import select
-from unde.index.settings import Candidates
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 from unde.ui.explorer.ranking import ScoreCache

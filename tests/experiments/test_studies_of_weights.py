@@ -13,7 +13,7 @@ from torch import nn
 from refusals import refused
 from unde import Index
 from unde.evaluate import Bank, lds
-from unde.index.settings import list_settings
+from unde.index.calibration import list_settings
 from unde.methods import TRAK
 from unde.scoring import from_arrays
 from unde.tasks import Classification

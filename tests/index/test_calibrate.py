@@ -15,8 +15,8 @@ import unde
 from unde import Index, UndeError
 from unde.evaluate import Bank, TrainingSpec
 from unde.index import calibrate as module
-from unde.index.calibration import Calibration
-from unde.index.settings import DAMPINGS, Predictor, Setting, list_settings
+from unde.index.calibrate import Predictor
+from unde.index.calibration import DAMPINGS, Calibration, Setting, list_settings
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout
 from unde.tasks import Classification

@@ -13,7 +13,7 @@ import unde
 from oracles import slow_gradients
 from unde import UndeError
 from unde.data import Rows
-from unde.index.settings import list_settings
+from unde.index.calibration import list_settings
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.projection import feature_size
 from unde.tasks import Classification
@@ -225,6 +225,6 @@ def test_long_patches_have_the_basis_of_input_channels(tmp_path):
 def test_calibration_tries_methods_that_read_wide_gradients_once(tmp_path, whole):
     families = {curve[0].family for curve in list_settings(toy.stored(whole))}
     assert families > {"TRAK", "LoGRA", "EKFAC", "TracIn"}
-    with mock.patch("unde.index.settings.WIDE", 100):
+    with mock.patch("unde.index.calibration.WIDE", 100):
         wide = {curve[0].family for curve in list_settings(toy.stored(whole))}
     assert wide == {f for f in families if not f.startswith(("TRAK", "LoGRA"))}

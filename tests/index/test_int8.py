@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 import toy
 from unde import UndeError, methods
-from unde.index import train_features
+from unde.index import scorer as train_features
 from unde.store.shards import ShardError, read_shard, write_shard
 
 QUERIES = toy.data(4, seed=3)

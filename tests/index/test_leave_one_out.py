@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from unde import Index
 from unde.data import Rows
-from unde.index.defaults import weight_decay
+from unde.index.choice import weight_decay
 from unde.methods import EKFAC, TRAK, TracIn
 from unde.tasks import Classification
 
@@ -105,13 +105,14 @@ def test_what_was_settled_is_printed(tmp_path, capsys):
 
 def test_models_that_are_not_at_a_minimum_say_nothing_about_it(tmp_path):
     train, _, model, _ = world(0.01)
-    task, rows = Classification(), Rows(train)
+    task, rows, names = Classification(), Rows(train), [name for name, _ in model.named_parameters()]
     before = [p.clone() for p in model.parameters()]
-    assert weight_decay(model, task, rows) == pytest.approx(1.2, rel=1e-3)
+    assert weight_decay(model, task, rows, names) == pytest.approx(1.2, rel=1e-3)
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
     torch.manual_seed(0)
     other = nn.Linear(FEATURES, CLASSES)
-    assert weight_decay(other, task, rows) is None
+    assert weight_decay(other, task, rows, names) is None
     index = Index.build(other, task, train, tmp_path, progress=False)
     assert index.method == TRAK(projection="none", damping=0.1, fisher="empirical")
-    assert weight_decay(nn.Sequential(nn.Linear(FEATURES, 700), nn.Linear(700, CLASSES)), task, rows) is None
+    large = nn.Sequential(nn.Linear(FEATURES, 700), nn.Linear(700, CLASSES))
+    assert weight_decay(large, task, rows, [name for name, _ in large.named_parameters()]) is None

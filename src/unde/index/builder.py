@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import methods, projection
+from unde import methods
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
 from unde.devices import budget, device_of, model_bytes, name_memory
@@ -24,8 +24,9 @@ from unde.groups import Groups, trainable
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.projection_matrices import resolve, resolve_labels
-from unde.index.reader import IndexReader, covariance_bytes
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import ShardWriter
+from unde.index.sizes import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.state import (
     IndexState,
     compare_task,
@@ -35,28 +36,18 @@ from unde.index.state import (
     write_ids,
     write_probe,
 )
-from unde.kernels.precision import could_refuse
-from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
+from unde.methods import Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import WHOLE, Spec
 from unde.store import factored, layout
-from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import clear_partial
 from unde.store.locks import locked
-from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
+from unde.store.manifest import Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
 from unde.store.sync import delete_index
-from unde.tasks.base import Task
-
-EXACT = 2**28  # bytes up to which "auto" stores float32
-SHARD_BYTES = 2**24  # of a shard in float32
-SHARD_SHARE = 8  # a shard may take one in so many of the memory budget: it is joined, packed and written
-WHOLE_SHARE = 4  # the same for whole gradients, which are packed pass by pass
-COVARIANCE_SHARE = 40  # float32 gradients in a shard take so many times its covariances: a tenth in int8
-SHARD_PASSES = 64  # at most this much work is lost to a kill
 
 
 @dataclass(frozen=True)
@@ -189,21 +180,6 @@ def _begin_or_resume(
         return _resume(folder, inputs, settings, wanted, existing)
 
 
-def draft_manifest(method: Method, task: Task, examples: int, groups: Groups, **options: Any) -> Manifest:
-    """A manifest without units, fingerprints and resolved settings, but for those in `options`."""
-    fields: dict[str, Any] = {
-        "schema": SCHEMA,
-        "projection_version": projection.VERSION,
-        "method": method.describe(),
-        "task": task.identity(),
-        "examples": examples,
-        "groups": {k: list(v) for k, v in groups.members.items()},
-        "factors": method.factors,
-    }
-    fields |= {"seed": 0, "on_bad": "error", "units": [], "data": "", "ids": "", "matrices": ""}
-    return Manifest(**(fields | options))
-
-
 def _begin(
     folder: StorePath,
     inputs: BuildInputs,
@@ -259,39 +235,6 @@ def _refuse_other(folder: StorePath, differ: list[str]) -> None:
             f"{folder} already holds another index. What differs: {'; '.join(differ)}. Choose another folder, or "
             "replace that index: overwrite=True, --overwrite on the command line"
         )
-
-
-def choose_store_dtype(method: Method, examples: int, width: int, terms: int = 1) -> str:
-    """The precision that "auto" is: small stores keep every digit, and so do those that the kernel of the method may
-    refuse in int8. Others are a quarter of the size, at no loss of LDS that could be measured (docs/results.md).
-
-    >>> choose_store_dtype(TRAK(), 1_000, 16_384), choose_store_dtype(TRAK(), 50_000, 16_384)
-    ('float32', 'int8')
-    >>> choose_store_dtype(TRAK(), 5_000, 65_536)
-    'float32'
-    """
-    if 4 * examples * width * terms <= EXACT:
-        return "float32"
-    if not isinstance(method, Damped):
-        return "int8"
-    whole = isinstance(method, TRAK)  # others invert by layer, or parameter
-    wide = max(1.0, width / max(1, examples)) if whole else 1.0
-    safe = method.relative and method.number >= DEFAULT_DAMPING
-    return "int8" if safe and not could_refuse(Int8.rounding, method.number, wide) else "float32"
-
-
-def choose_shard_size(m: Manifest, memory: int) -> int:
-    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes.
-
-    Shards of whole gradients are larger: each holds covariances too, which are as large as several gradients.
-    """
-    size, most = m.resolved.pass_size, min(SHARD_BYTES, memory // SHARD_SHARE)
-    each = 4 * m.width
-    if Spec.parse(str(m.method["projection"])).kind in WHOLE:
-        each, most = min(each, 4 * m.codec.nbytes(1, m.columns)), memory // WHOLE_SHARE
-        most = max(SHARD_BYTES, min(most, COVARIANCE_SHARE * covariance_bytes(m)))
-        most = min(most, memory // WHOLE_SHARE)
-    return size * min(max(1, most // max(1, size * each)), SHARD_PASSES)
 
 
 def build(
@@ -383,6 +326,11 @@ def _build_homes(
             shards.compute_missing(writer, executor, progress)
             writers.append(writer)
     return writers
+
+
+def recorded_method(folder: StorePath) -> dict[str, Any] | None:
+    """The method of an index that was begun, if there is one."""
+    return Manifest.read(folder).method if exists(folder / layout.MANIFEST) else None
 
 
 def recorded_options(m: Manifest, model: nn.Module) -> dict[str, Any]:

@@ -1,22 +1,31 @@
-"""Calibrate an index: retrain on random halves, choose the setting and the weights by what the models did."""
+"""Calibrate an index: retrain on random halves, choose the setting and the weights by what the models did.
+
+A setting predicts
+
+    prediction(s, q, j) = Σ_c η_c ⟨ g_j(q), [K_c Σ_{n ∈ s} g(n)]_j ⟩
+
+Scores are linear in the training features, so S subset sums replace N examples: one pass over the stored features
+serves all methods and dampings, and each of them costs one kernel applied to S rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unde import console
 from unde.data import Rows
+from unde.devices import double_device, put
 from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
 from unde.evaluate.bank import Bank, TrainingSpec
@@ -26,9 +35,12 @@ from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, QueryUtility, TrainJob, train_all
 from unde.evaluate.calibration import quantile, standard_error
 from unde.evaluate.ground_truth import FEWEST_HALVES, GroundTruth, parse_bank
-from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration
-from unde.index.settings import Candidates
+from unde.index.calibration import BANK, FITTED, LOCAL, RETRAIN, Calibration, Setting, list_settings
+from unde.index.kernel_cache import KernelCache
+from unde.index.reader import FeatureSource
+from unde.index.scorer import Scorer
 from unde.index.state import IndexState
+from unde.methods import Method
 from unde.parallel import Executor
 from unde.scoring.data_splits import refuse_shared
 from unde.store import layout
@@ -173,6 +185,93 @@ class Calibrator:
 def _rate(predicted: np.ndarray, utility: np.ndarray) -> dict[str, Any]:
     estimate = statistics.measure(predicted, utility)
     return {"lds": estimate.mean, "ci95": float(estimate.ci95_total or 0)}
+
+
+# --- predictions ----------------------------------------------------------------------------------------------
+
+
+class Predictor:
+    """Predictions of the same subsets and queries under any method.
+
+    Args:
+        scorer: The scorer of the index.
+        queries: Query features, (C, Q, D).
+        digests: Digests of the queries.
+        masks: Subsets of the training examples, (S, N) bool.
+    """
+
+    def __init__(self, scorer: Scorer, queries: Tensor, digests: list[str], masks: np.ndarray) -> None:
+        self.scorer, self.queries, self.digests = scorer, queries, digests
+        self.members = torch.from_numpy(np.ascontiguousarray(masks)).float()  # (S, N)
+        self._sums = self._sum_features()
+
+    def predict(self, method: Method, terms: Sequence[int] | None = None) -> np.ndarray:
+        """Predictions (S, Q, M) under a method, of the checkpoints `terms` or all; (S, Q, 1) where its scores are no
+        sums over groups."""
+        if not method.linear or method.groupwise:
+            total = self.scorer.scores(method, self.queries, self.digests).total()
+            members, total = (put(x, self._device, torch.float64) for x in (self.members, total))
+            return (members @ total.T).unsqueeze(2).cpu().numpy()
+        m, groups = self.scorer.stored.manifest, self.scorer.groups
+        out = torch.zeros(len(self.members), self.queries.shape[1], len(groups), device=self._device)
+        for c in range(m.terms) if terms is None else terms:
+            rows, queries = self._apply_kernel(method, c), put(self.queries[c], self._device)
+            for j, columns in zip(groups.of(m.unit_names), m.columns):
+                out[:, :, j] += m.checkpoint_weights[c] * (rows[:, columns] @ queries[:, columns].T)
+        return out.cpu().numpy()
+
+    @property
+    def _device(self) -> torch.device:
+        return self.scorer.stored.compute.device
+
+    def _sum_features(self) -> list[Tensor]:
+        """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
+        stored, m = self.scorer.stored, self.scorer.stored.manifest
+        shape, place = (len(self.members), m.width), double_device(self._device)
+        sums = [torch.zeros(shape, dtype=torch.float64, device=place) for _ in range(m.terms)]
+        for s, rows in enumerate(m.shards):
+            for total, block in zip(sums, stored.blocks(s)):
+                total += (put(self.members[:, rows], block.device) @ block).to(place)
+        return [put(total, self._device, torch.float32) for total in sums]
+
+    def _apply_kernel(self, method: Method, checkpoint: int) -> Tensor:
+        """K Σ_{n ∈ s} g(n), (S, D)."""
+        cache = KernelCache(self.scorer.stored, method.kernel, checkpoint, self.scorer.executor)
+        fitted = cache.fitted()
+        combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
+        if combine is not None and cache.source == FeatureSource(self.scorer.stored, checkpoint):
+            return combine(self.members)
+        return fitted.apply(self._sums[checkpoint])
+
+
+class Candidates:
+    """Predictions of every setting of an index for some subsets and queries."""
+
+    def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
+        features = opened.runner.features(queries)
+        predictor = Predictor(opened.scorer, features.features, features.digests, masks)
+        curves = list_settings(opened.stored)
+        self.settings: dict[str, Setting] = {}
+        self.predictions: dict[str, np.ndarray] = {}
+        self.refused: dict[str, str] = {}
+        with console.progress("settings", sum(map(len, curves)), unit="settings") as advance:
+            for setting in chain.from_iterable(curves):
+                try:
+                    terms = setting.terms(opened.stored)
+                    self.predictions[setting.name] = predictor.predict(setting.method, terms)
+                    self.settings[setting.name] = setting
+                except UndeError as e:  # a kernel beyond the memory budget, a damping that rounding decides
+                    self.refused[setting.name] = str(e)
+                advance(1)
+        self.curves = [[s.name for s in curve if s.name in self.settings] for curve in curves]
+        if not self.settings:
+            raise UndeError(
+                f"no setting of the index can be scored; the first says: {next(iter(self.refused.values()))}"
+            )
+
+    def of(self, subsets: Sequence[int]) -> dict[str, np.ndarray]:
+        """The predictions of some of the subsets."""
+        return {name: p[list(subsets)] for name, p in self.predictions.items()}
 
 
 # --- training ------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""A calibration: the setting and weights that retrained models chose, the LDS to expect of them, and a file for it."""
+"""A calibration: the setting and weights that retrained models chose, the LDS to expect of them, and a file for it; the
+settings that an index can give without another pass over the model."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import torch
 from unde import methods
 from unde.errors import UndeError
 from unde.evaluate.estimate import Estimate, SubsetBootstrap, paired
-from unde.index.settings import Setting
-from unde.methods import Method
+from unde.index.reader import IndexReader
+from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
+from unde.projection import MATRICES, WHOLE, Spec
 from unde.store.files import read_json, write_atomically
 from unde.store.remote import StorePath, Unreachable, place
 from unde.weights import Weights
@@ -24,6 +26,88 @@ from unde.weights import Weights
 FORMAT, VERSION = "unde calibration", 1
 RETRAIN, LOCAL, BANK = "retrain", "local", "bank"
 FITTED = "fitted to retrained models"
+DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # relative
+WIDE = 2**16  # whole gradients with more numbers than this, and than examples
+FEW_DAMPINGS = DAMPINGS[::2]  # for methods whose scores are no sums over groups: each costs all scores
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with all its numbers; `last_checkpoint` leaves the earlier checkpoints out."""
+
+    method: Method
+    last_checkpoint: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short and unique among the settings of an index, such as "LoGRA, damping 0.03"."""
+        damping = [f"damping {self.method.damping:g}"] if isinstance(self.method, Damped) else []
+        return ", ".join([self.family, *damping])
+
+    @property
+    def family(self) -> str:
+        """The name without the damping: settings of one family differ in that alone."""
+        fisher = getattr(self.method, "fisher", "empirical")
+        parts = [type(self.method).__name__]
+        metric = getattr(self.method, "metric", None)
+        parts += [f"{metric} metric"] if metric == "diagonal" else []
+        parts += ["cosine"] if getattr(self.method, "cosine", False) else []
+        parts += [f"{fisher} Fisher"] if fisher != "empirical" else []
+        parts += ["one λ"] if getattr(self.method, "damping_scope", "layer") == "model" else []
+        return ", ".join([*parts, *(["last checkpoint"] if self.last_checkpoint else [])])
+
+    def terms(self, stored: IndexReader) -> Sequence[int] | None:
+        """The checkpoints that count; None for all."""
+        return [stored.manifest.terms - 1] if self.last_checkpoint else None
+
+
+def list_settings(stored: IndexReader) -> list[list[Setting]]:
+    """All settings of an index as curves: those of one curve differ in their damping alone, in ascending order."""
+    built = stored.method
+    curves = [_curve(method) for method in _methods(stored, built)]
+    if stored.manifest.terms > 1 and built.steps == 1:
+        curves += [[replace(s, last_checkpoint=True) for s in curve] for curve in curves]
+    return curves
+
+
+def _methods(stored: IndexReader, built: Method) -> list[Method]:
+    """One method for each curve, the one that the index was built for among them.
+
+    TRAK and LoGRA read all whole gradients again for each damping where these are wide: they are left out there.
+    """
+    if CUSTOM in built.describe() or built.measure != "loss" or built.steps > 1:
+        return [built]
+    projection = built.projection
+    if isinstance(built, EKFAC) and built.whitened:
+        return [replace(built, damping_scope=scope) for scope in ("layer", "model")]
+    found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal")]
+    m, kind = stored.manifest, Spec.parse(str(projection)).kind
+    duals = kind in WHOLE and m.width > max(WIDE, m.examples)
+    found += [] if duals else [TRAK(projection)]
+    if kind in MATRICES:
+        found += [] if duals else [LoGRA(projection)]
+        found += [EKFAC(projection)] if stored.manifest.factors else []
+    found += [built] if type(built) not in {type(method) for method in found} else []
+    return [variant for method in found for variant in _variants(stored, method)]
+
+
+def _variants(stored: IndexReader, method: Method) -> list[Method]:
+    """The method under every Fisher matrix of the index, with a λ for each layer or one for all."""
+    names = {f.name for f in fields(method)}
+    fishers = stored.fishers if "fisher" in names else (None,)
+    scopes = ("layer", "model") if "damping_scope" in names else (None,)
+    return [
+        replace(method, **{k: v for k, v in (("fisher", f), ("damping_scope", s)) if v is not None})
+        for f in fishers
+        for s in scopes
+    ]
+
+
+def _curve(method: Method) -> list[Setting]:
+    if not isinstance(method, Damped):
+        return [Setting(method)]
+    grid = DAMPINGS if method.linear and not method.groupwise else FEW_DAMPINGS
+    return [Setting(replace(method, damping=damping, relative=True)) for damping in grid]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,23 +11,31 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from unde import console, methods
 from unde.console import size
+from unde.data import Rows, to_device
+from unde.default_device import program_default
+from unde.devices import double_device
 from unde.errors import UndeError
+from unde.gradients.hooks import FAILURES
+from unde.gradients.model_state import frozen_eval
 from unde.groups import trainable
-from unde.index.defaults import SMALL, default_projection, regularized
 from unde.index.sizes import IndexFiles, IndexSizes
-from unde.methods import AUTO, CHOICES, DEFAULT_METHOD, EKFAC, METHODS, Damped, Method, TracIn
+from unde.methods import AUTO, CHOICES, DEFAULT_METHOD, EKFAC, METHODS, PROJECTION, Damped, Method, TracIn
+from unde.methods.builtin import MOST_LABELS
 from unde.parallel.model_transport import BuildInputs
-from unde.projection import MATRICES, WHOLE, Spec
-from unde.store import factored, layout
-from unde.store.manifest import Manifest
-from unde.store.remote import StorePath, exists, is_local
-from unde.tasks.base import kind_of
+from unde.projection import MATRICES, WHOLE, Spec, feature_size
+from unde.store import factored
+from unde.store.remote import StorePath, is_local
+from unde.tasks.base import Task, kind_of
 
 WHOLE_MOST = (
     50_000_000  # parameters beyond which "none" is not chosen: reading it for each score takes too long
@@ -37,6 +45,11 @@ SIDES = (64, 32, 16, 8)  # of kron(r)
 LEAST = 2**20  # bytes: smaller memory budgets refuse nothing
 ADVICE = "`unde calibrate` measures which setting predicts retrained models best"
 _MIXING = "trak"  # the method that takes any features
+SMALL = 5_000  # parameters of a model whose gradients are kept whole
+FACTOR = 2  # so many times the projected features, too
+DISK = 2**28  # bytes of gradients with every label, at most
+STATIONARY = 0.95  # cosine of the summed gradients with −θ from which on they are those of L2 regularization
+_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ def choose(
     *,
     weighed: bool = False,
     before: dict[str, Any] | None = None,
-    curvature: Callable[[Method], Method | None] = lambda method: None,
+    inputs: BuildInputs | None = None,
     folder: StorePath | None = None,
     alone: bool = True,
 ) -> MethodChoice:
@@ -83,7 +96,7 @@ def choose(
         disk: The budget in bytes, which bounds no projection that is named.
         weighed: Whether gradients are weighed entry by entry, by second moments.
         before: The method of an index that was begun, which "auto" takes over.
-        curvature: The method with Fisher matrix and λ of a regularized model, if they are known.
+        inputs: The model and data of a build, which tell how a small model was regularized.
         folder: Where the index will be; its file system has to hold whole gradients.
         alone: Whether no other process builds the same index: then the free space of the folder is a budget, too.
     """
@@ -93,7 +106,7 @@ def choose(
     if method == AUTO:
         small = "a small model" if sizes.parameters <= SMALL else kind or "other tasks"
         words.append(f"method {wanted.name} ({small if before is None else 'as recorded'})")
-    fitted = None if before is not None else curvature(wanted)
+    fitted = None if before is not None or inputs is None else regularized(wanted, inputs, sizes.names)
     wanted = fitted or wanted
     if wanted.projection is not None:
         chosen = methods.for_building(wanted, kind, before)
@@ -113,9 +126,9 @@ def choose(
     return MethodChoice(chosen, tuple(words), guessed)
 
 
-def settle_damping(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> MethodChoice:
+def settle_damping(method: Method, inputs: BuildInputs, names: Sequence[str]) -> MethodChoice:
     """The Fisher matrix and the damping of a method whose features are known."""
-    kind, fitted = kind_of(inputs.task.identity()), regularized(method, inputs, exclude)
+    kind, fitted = kind_of(inputs.task.identity()), regularized(method, inputs, names)
     chosen = methods.for_building(fitted or method, kind)
     return MethodChoice(chosen, tuple(_said_of_damping(fitted or method, chosen, kind, fitted is not None)))
 
@@ -130,46 +143,6 @@ def _said_of_damping(wanted: Method, chosen: Method, kind: str, fitted: bool) ->
     if getattr(wanted, "damping", None) != AUTO:
         return []
     return [f"damping {chosen.damping:g} ({chosen.name}, {kind or 'other tasks'})"]
-
-
-def choose_for_build(
-    method: str | Method,
-    projection: str,
-    inputs: BuildInputs,
-    folder: StorePath,
-    disk: int,
-    *,
-    exclude: Sequence[str],
-    store_dtype: str,
-    memory: int,
-    weighed: bool,
-    alone: bool,
-    overwrite: bool,
-) -> MethodChoice:
-    """The same for a build: "auto" is what an index in the folder has, unless that may be replaced."""
-    resumes = exists(folder / layout.MANIFEST) and not overwrite
-    before = Manifest.read(folder).method if resumes else None
-    sizes = IndexSizes(
-        inputs.model,
-        inputs.task,
-        inputs.rows,
-        trainable(inputs.model, exclude),
-        len(inputs.rows),
-        len(inputs.checkpoints or ()) or 1,
-        store_dtype=store_dtype,
-        memory=memory,
-    )
-    return choose(
-        method,
-        projection,
-        sizes,
-        disk,
-        weighed=weighed,
-        before=before,
-        curvature=lambda wanted: regularized(wanted, inputs, exclude),
-        folder=folder,
-        alone=alone,
-    )
 
 
 def _wanted(
@@ -327,3 +300,78 @@ def _option(count: int, up: bool = False) -> str:
         step = 10 ** max(0, math.floor(math.log10(max(1, count))) - 1)
         count = -(-count // step) * step
     return repr(size(count).replace(" ", ""))
+
+
+# --- small models: they can afford whole gradients under any kernel, and the right curvature ------------------
+
+
+def default_projection(model: nn.Module, names: Sequence[str] | None = None) -> str:
+    """Features of methods that mix them: "none" for small models, and where kron(16) would not keep much less; else
+    kron(16). `names` are those of the parameters.
+
+    >>> default_projection(nn.Linear(64, 10)), default_projection(nn.Linear(512, 512))
+    ('none', 'kron(16)')
+    """
+    shapes = dict(model.named_parameters())
+    names = trainable(model) if names is None else names
+    whole, projected = (
+        sum(feature_size(Spec.parse(p), tuple(shapes[n].shape)) for n in names) for p in ("none", PROJECTION)
+    )
+    return "none" if whole <= SMALL or whole <= FACTOR * projected else PROJECTION
+
+
+def regularized(method: Method, inputs: BuildInputs, names: Sequence[str]) -> Damped | None:
+    """The method with the true Fisher matrix and the λ of a small model at its minimum, if it leaves both open."""
+    if not isinstance(method, Damped) or inputs.checkpoints is not None or method.measure != "loss":
+        return None
+    if method.damping != "auto" or getattr(method, "fisher", "") not in ("auto", "true"):
+        return None
+    decay = weight_decay(inputs.model, inputs.task, inputs.rows, names)
+    if decay is None:
+        return None
+    damping = decay / (len(inputs.rows) if method.per_example else 1)
+    return replace(method, damping=damping, relative=False, fisher="true")
+
+
+def weight_decay(model: nn.Module, task: Task, rows: Rows, names: Sequence[str]) -> float | None:
+    """λ of the L2 regularization that a small model is at the minimum of, as an addition to the sum of all losses.
+
+    At such a minimum Σ_n g_n = −λ θ. None where the gradients of matrices do not point there, or the model is not
+    small, or has too many labels: then nothing is known about λ.
+    """
+    parameters = [p for n, p in model.named_parameters() if n in set(names)]
+    count = sum(p.numel() for p in parameters)
+    decayed = [p for p in parameters if p.dim() > 1]
+    if count > SMALL or not decayed:
+        return None
+    with suppress(UndeError, *FAILURES):  # the build that follows says what is wrong, and with which example
+        total = _sum_gradients(model, task, rows, parameters, decayed)
+        if total is not None:
+            theta = torch.cat([p.detach().flatten().cpu().double() for p in decayed])
+            along, norms = -float(total @ theta), float(total.norm() * theta.norm())
+            return along / float(theta @ theta) if norms > 0 and along >= STATIONARY * norms else None
+    return None
+
+
+def _sum_gradients(
+    model: nn.Module, task: Task, rows: Rows, parameters: list[nn.Parameter], decayed: list[nn.Parameter]
+) -> Tensor | None:
+    """Summed gradients of all examples; None where fisher="true" is not for this task."""
+    device, count = parameters[0].device, sum(p.numel() for p in parameters)
+    with frozen_eval(model):
+        with torch.no_grad(), program_default():
+            labels = task.outputs(model, to_device(rows.batch([0]), device))
+        if labels is None or labels > MOST_LABELS or 4 * len(rows) * labels * count > DISK:
+            return None
+        for p in parameters:
+            p.requires_grad_(True)
+        total = [torch.zeros_like(p, dtype=torch.float64, device=double_device(p.device)) for p in decayed]
+        for start in range(0, len(rows), _BATCH):
+            batch = to_device(rows.batch(range(start, min(start + _BATCH, len(rows)))), device)
+            with program_default():
+                loss = task.loss(model, batch).sum()
+            grads = torch.autograd.grad(loss, decayed, allow_unused=True)
+            for sum_, g in zip(total, grads):
+                if g is not None:
+                    sum_ += g.to(sum_.device)
+    return torch.cat([t.flatten().cpu() for t in total])

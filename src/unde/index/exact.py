@@ -25,12 +25,12 @@ from unde.fingerprints import reads_differently, to_digest
 from unde.gradients import describe_units, make_units
 from unde.gradients.feature_pass import torch_threads
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index import builder
 from unde.index.builder import BuildSettings
 from unde.index.choice import settle_damping
 from unde.index.feature_runner import FeatureRunner
 from unde.index.gradient_kernel import KERNELS, QueryFactors, split_memory
 from unde.index.gradient_scores import OWNER, GradientScores, GradientStream, naming_examples
+from unde.index.sizes import draft_manifest
 from unde.index.state import parse_ids
 from unde.methods import EKFAC, Method, TracIn
 from unde.parallel import Executor, close_workers, get_executor
@@ -140,7 +140,7 @@ def attribute(
         parameters = dict(model.named_parameters())
         if query_rank is None:
             queries_in_memory(sum(parameters[name].numel() for name in trainable(model, exclude)), cg, there)
-        choice = settle_damping(wanted, inputs, exclude)
+        choice = settle_damping(wanted, inputs, trainable(model, exclude))
         for line in choice.lines() if progress else ():
             console.line(line)
         settings = BuildSettings(
@@ -203,7 +203,7 @@ def _runner(
     names, partition, _ = settings.check(inputs, method)
     shares = resolve_checkpoint_weights(settings.checkpoint_weights, len(inputs.models), method.terms)
     units = make_units(inputs.model, names, "none", 0)
-    draft = builder.draft_manifest(
+    draft = draft_manifest(
         method,
         inputs.task,
         len(inputs.rows),

@@ -17,8 +17,9 @@ from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
-from unde.index.choice import choose_for_build
+from unde.index.choice import choose
 from unde.index.query_api import QueryableIndex
+from unde.index.sizes import IndexSizes
 from unde.index.state import IndexState, check_inputs, open_store, parse_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
@@ -134,25 +135,26 @@ class Index(QueryableIndex):
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
-        choice = choose_for_build(
+        count, names = len(checkpoints or ()) or 1, trainable(model, exclude)
+        sizes = IndexSizes(
+            model, task, rows, names, len(rows), count, store_dtype=store_dtype, memory=parse_bytes(memory)
+        )
+        choice = choose(
             method,
             projection,
-            inputs,
-            folder,
+            sizes,
             parse_bytes(disk, "disk"),
-            exclude=exclude,
-            store_dtype=store_dtype,
-            memory=parse_bytes(memory),
             weighed=second_moments is not None,
+            before=None if overwrite else builder.recorded_method(folder),
+            inputs=inputs,
+            folder=folder,
             alone=runs.exclusive,
-            overwrite=overwrite,
         )
         if progress:
             for line in choice.lines():
                 console.line(line)
         with close_workers(executor, runs):
             if isinstance(second_moments, str) and second_moments == adam_preconditioner.GRADIENTS:
-                names = trainable(model, exclude)
                 second_moments = adam_preconditioner.of_gradients(model, task, rows, names)
             settings = BuildSettings(
                 groups=groups,

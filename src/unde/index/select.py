@@ -25,7 +25,7 @@ from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import bm25
 from unde.index import projection_matrices
 from unde.index.index import Index
-from unde.index.train_features import StoredFeatures
+from unde.index.scorer import StoredFeatures
 from unde.methods import Method, TracIn
 from unde.projection import Spec
 from unde.scoring.top import Table

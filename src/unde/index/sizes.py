@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import methods
+from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import Rows
 from unde.gradients import placement
@@ -24,20 +24,27 @@ from unde.gradients.whitening import (
     whitening_memory,
 )
 from unde.groups import Groups
-from unde.index.builder import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.projection_matrices import resolve_labels
-from unde.index.reader import shard_bytes
+from unde.index.reader import covariance_bytes, shard_bytes
 from unde.kernels.base import BoundKernel
-from unde.methods import Fisher, Method
+from unde.kernels.precision import could_refuse
+from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Fisher, Method
 from unde.projection import WHOLE, Spec, feature_size
 from unde.store import factored
-from unde.store.manifest import Manifest, ResolvedSettings
+from unde.store.codec import Int8
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.shards import MAPPED
 from unde.tasks.base import Task
 
 UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
 PASS_GRADIENTS = 4  # whole gradients that a pass holds for each example, in float32
+EXACT = 2**28  # bytes up to which "auto" stores float32
+SHARD_BYTES = 2**24  # of a shard in float32
+SHARD_SHARE = 8  # a shard may take one in so many of the memory budget: it is joined, packed and written
+WHOLE_SHARE = 4  # the same for whole gradients, which are packed pass by pass
+COVARIANCE_SHARE = 40  # float32 gradients in a shard take so many times its covariances: a tenth in int8
+SHARD_PASSES = 64  # at most this much work is lost to a kill
 HELD = 4  # whole gradients that memory must hold: queries are asked by theirs
 
 
@@ -177,3 +184,54 @@ class IndexFiles:
     @property
     def total(self) -> int:
         return sum(self.bytes.values())
+
+
+# --- what a build decides by sizes -----------------------------------------------------------------------------
+
+
+def draft_manifest(method: Method, task: Task, examples: int, groups: Groups, **options: Any) -> Manifest:
+    """A manifest without units, fingerprints and resolved settings, but for those in `options`."""
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "projection_version": projection.VERSION,
+        "method": method.describe(),
+        "task": task.identity(),
+        "examples": examples,
+        "groups": {k: list(v) for k, v in groups.members.items()},
+        "factors": method.factors,
+    }
+    fields |= {"seed": 0, "on_bad": "error", "units": [], "data": "", "ids": "", "matrices": ""}
+    return Manifest(**(fields | options))
+
+
+def choose_store_dtype(method: Method, examples: int, width: int, terms: int = 1) -> str:
+    """The precision that "auto" is: small stores keep every digit, and so do those that the kernel of the method may
+    refuse in int8. Others are a quarter of the size, at no loss of LDS that could be measured (docs/results.md).
+
+    >>> choose_store_dtype(TRAK(), 1_000, 16_384), choose_store_dtype(TRAK(), 50_000, 16_384)
+    ('float32', 'int8')
+    >>> choose_store_dtype(TRAK(), 5_000, 65_536)
+    'float32'
+    """
+    if 4 * examples * width * terms <= EXACT:
+        return "float32"
+    if not isinstance(method, Damped):
+        return "int8"
+    whole = isinstance(method, TRAK)  # others invert by layer, or parameter
+    wide = max(1.0, width / max(1, examples)) if whole else 1.0
+    safe = method.relative and method.number >= DEFAULT_DAMPING
+    return "int8" if safe and not could_refuse(Int8.rounding, method.number, wide) else "float32"
+
+
+def choose_shard_size(m: Manifest, memory: int) -> int:
+    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes.
+
+    Shards of whole gradients are larger: each holds covariances too, which are as large as several gradients.
+    """
+    size, most = m.resolved.pass_size, min(SHARD_BYTES, memory // SHARD_SHARE)
+    each = 4 * m.width
+    if Spec.parse(str(m.method["projection"])).kind in WHOLE:
+        each, most = min(each, 4 * m.codec.nbytes(1, m.columns)), memory // WHOLE_SHARE
+        most = max(SHARD_BYTES, min(most, COVARIANCE_SHARE * covariance_bytes(m)))
+        most = min(most, memory // WHOLE_SHARE)
+    return size * min(max(1, most // max(1, size * each)), SHARD_PASSES)

@@ -150,7 +150,7 @@ class TRAK(Damped):
             from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
             for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs. "auto": that of
             the index, when one is asked; when one is built "empirical", or "true" for a small model at a minimum of an
-            L2 regularized loss (`unde.index.defaults`).
+            L2 regularized loss (`unde.index.choice`).
     """
 
     name: ClassVar[str] = "trak"
