@@ -258,81 +258,55 @@ def plan(
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
     factored.check(store_dtype, str(chosen.projection))
-    job = _Job(sizes, choice, rows)
-    return replace(job.plan(batch_size), workers=workers)
+    timing = None if rows is None else _time_passes(sizes, chosen, rows, batch_size)
+    files = sizes.files(chosen, batch_size if timing is None else timing.pass_size)
+    index = files.index
+    units = {u["name"]: u for u in index.units}
+    if timing is not None:
+        timing = replace(timing, memory=timing.memory + _shard_memory(index))
+    return Plan(
+        model=type(model).__name__,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        method=chosen.describe(),
+        examples=count,
+        checkpoints=checkpoints,
+        store_dtype=index.store_dtype,
+        shards=index.terms * len(index.shards),
+        workers=workers,
+        groups={
+            name: GroupSize(
+                sum(math.prod(units[n]["shape"]) for n in members), sum(units[n]["size"] for n in members)
+            )
+            for name, members in index.groups.items()
+        },
+        disk=files.bytes,
+        kernel_memory=files.bound.needs().memory,
+        sample_passes=sizes.sample_passes(index),
+        timing=timing,
+        choice=choice,
+        notes=tuple(_notes(files.bound, sizes.memory, timing)),
+    )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A build that is planned."""
+def _notes(bound: BoundKernel, memory: int, timing: Timing | None) -> Iterator[str]:
+    try:
+        bound.check(memory)
+    except UndeError as e:
+        yield f"the kernel would stop with an error: {e}"
+    if timing is None:
+        yield "minutes and peak memory are measured where the model has weights and there is data"
+    elif _LOOP in timing.routes:
+        yield "parameters that need one backward pass for each example make the pass slow"
 
-    sizes: IndexSizes
-    choice: MethodChoice
-    rows: Rows | None  # to run passes on
 
-    @property
-    def method(self) -> Method:
-        return self.choice.method
-
-    def plan(self, batch_size: int | None) -> Plan:
-        sizes, parts = self.sizes, self.sizes.parts(self.method)
-        timing = None if self.rows is None else self._timing(self.rows, parts, batch_size)
-        files = sizes.files(self.method, batch_size if timing is None else timing.pass_size)
-        index = files.index
-        units = {u["name"]: u for u in index.units}
-        if timing is not None:
-            timing = replace(timing, memory=timing.memory + _shard_memory(index))
-        return Plan(
-            model=type(sizes.model).__name__,
-            dtype=str(next(sizes.model.parameters()).dtype).removeprefix("torch."),
-            method=self.method.describe(),
-            examples=sizes.examples,
-            checkpoints=sizes.checkpoints,
-            store_dtype=index.store_dtype,
-            shards=index.terms * len(index.shards),
-            workers=1,
-            groups={
-                name: GroupSize(
-                    sum(math.prod(units[n]["shape"]) for n in members), sum(units[n]["size"] for n in members)
-                )
-                for name, members in index.groups.items()
-            },
-            disk=files.bytes,
-            kernel_memory=files.bound.needs().memory,
-            sample_passes=sizes.sample_passes(index),
-            timing=timing,
-            choice=self.choice,
-            notes=tuple(self._notes(files.bound, timing)),
-        )
-
-    def _notes(self, bound: BoundKernel, timing: Timing | None) -> Iterator[str]:
-        try:
-            bound.check(self.sizes.memory)
-        except UndeError as e:
-            yield f"the kernel would stop with an error: {e}"
-        if timing is None:
-            yield "minutes and peak memory are measured where the model has weights and there is data"
-        elif _LOOP in timing.routes:
-            yield "parameters that need one backward pass for each example make the pass slow"
-
-    def _timing(self, rows: Rows, parts: Sequence[Method], batch_size: int | None) -> Timing:
-        """The passes of the index, and of the labels that its kernel is made of."""
-        device = placement(self.sizes.model)[0]
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        timings = [self._time(rows, part, batch_size) for part in parts]
-        return replace(
-            timings[0],
-            preparation=sum(t.preparation for t in timings),
-            seconds=sum(t.seconds for t in timings),
-            memory=peak_memory(),
-            device_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        )
-
-    def _time(self, rows: Rows, part: Method, batch_size: int | None) -> Timing:
+def _time_passes(sizes: IndexSizes, method: Method, rows: Rows, batch_size: int | None) -> Timing:
+    """A few passes of the index, and of the labels that its kernel is made of."""
+    device, timings = placement(sizes.model)[0], list[Timing]()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for part in sizes.parts(method):
         start = time.perf_counter()
-        sizes = replace(self.sizes, checkpoints=1)
-        manifest = sizes.manifest(self.method, part, UNMEASURED)
+        manifest = replace(sizes, checkpoints=1).manifest(method, part, UNMEASURED)
         runner = FeatureRunner(Path(), manifest, ModelInputs(sizes.model, sizes.task))
         runner.units = make_units(sizes.model, sizes.names, str(part.projection), manifest.seed)
         runner.manifest = runner.choose_passes(rows, sizes.memory)
@@ -342,7 +316,14 @@ class _Job:
             seconds = part.terms * _seconds(runner.open_pass(0), rows, pass_size)
         finally:
             runner.close()
-        return Timing(pass_size, _routes(runner.coverage(0)), preparation, seconds, 0, 0)
+        timings.append(Timing(pass_size, _routes(runner.coverage(0)), preparation, seconds, 0, 0))
+    return replace(
+        timings[0],
+        preparation=sum(t.preparation for t in timings),
+        seconds=sum(t.seconds for t in timings),
+        memory=peak_memory(),
+        device_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+    )
 
 
 def _shard_memory(m: Manifest) -> int:
