@@ -13,16 +13,14 @@ from torch import Tensor, nn
 
 from unde import methods
 from unde.checkpoints import resolve_checkpoint_weights
-from unde.data import evenly
 from unde.devices import budget, device_of, model_bytes, name_memory
 from unde.errors import OtherIndex, UndeError, unknown
 from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, describe_units, make_units
-from unde.gradients.coverage import EXAMPLES
-from unde.gradients.feature_pass import largest, torch_threads
+from unde.gradients.feature_pass import torch_threads
 from unde.groups import Groups, trainable
 from unde.index import shard_writer as shards
-from unde.index.feature_runner import FeatureRunner, raise_failing_example
+from unde.index.feature_runner import FeatureRunner, raise_failing_sample
 from unde.index.projection_matrices import resolve, resolve_labels
 from unde.index.reader import IndexReader
 from unde.index.shard_writer import ShardWriter
@@ -116,125 +114,111 @@ def begin_index(
     Everything that the bytes of an index depend on is decided here and recorded before the first shard.
     """
     with name_memory(device_of(inputs.model)):
-        pass_memory = settings.pass_memory(inputs, executor)
+        start = _Start(folder, inputs, method, settings, settings.pass_memory(inputs, executor))
         try:
-            return _begin_or_resume(folder, inputs, method, settings, pass_memory)
+            return start.writer()
         except OtherIndex:
             if not settings.overwrite:
                 raise
-        return _begin_or_resume(folder, inputs, method, settings, pass_memory, replacing=True)
+        return start.writer(replacing=True)
 
 
-def _begin_or_resume(
-    folder: StorePath,
-    inputs: BuildInputs,
-    method: Method,
-    settings: BuildSettings,
-    pass_memory: int,
-    replacing: bool = False,
-) -> ShardWriter:
-    names, partition, scales = settings.check(inputs, method)
-    there = (folder / layout.MANIFEST).exists() and not replacing
-    existing = Manifest.read(folder) if there else None
-    kind, spec = device_of(inputs.model).type, Spec.parse(str(method.projection))
-    drawn = settings.per_checkpoint and len(inputs.models) > 1 and spec.kind not in WHOLE
-    device, threads = None if kind == "cpu" else kind, settings.threads or torch.get_num_threads()
-    new = ResolvedSettings(0, 0, threads, device=device, per_checkpoint=drawn)
-    wanted = draft_manifest(
-        method,
-        inputs.task,
-        len(inputs.rows),
-        partition,
-        store_dtype=factored.resolve(settings.store_dtype, str(method.projection)),
-        seed=settings.seed,
-        on_bad=settings.on_bad,
-        models=inputs.models,
-        checkpoint_weights=resolve_checkpoint_weights(
-            settings.checkpoint_weights, len(inputs.models), method.terms
-        ),
-        data=inputs.data,
-        ids=ids_fingerprint(settings.ids),
-        resolved=new if existing is None else existing.resolved,
-    )
-    if existing is not None and settings.overwrite:  # before matrices are computed
-        later = {name: getattr(existing, name) for name in ("units", "matrices", "store_dtype")}
-        _refuse_other(folder, list_differences(existing, replace(wanted, **later)))
+@dataclass(frozen=True)
+class _Start:
+    """The start of a build in a folder."""
 
-    def suspects() -> list[int]:
-        return sorted({*evenly(len(inputs.rows), EXAMPLES), largest(inputs.rows)})
+    folder: StorePath
+    inputs: BuildInputs
+    method: Method
+    settings: BuildSettings
+    memory: int  # bytes that a pass may take
 
-    with (
-        torch_threads(wanted.resolved.threads),
-        raise_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
-    ):
-        matrices: dict[str, Tensor] = {}
-        if scales or method.whitened or (existing is not None and existing.matrices):
-            wanted, matrices = resolve(folder, inputs, names, scales, pass_memory, wanted, existing)
-        units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
-        wanted = replace(wanted, units=describe_units(units))
-        if wanted.store_dtype == AUTO:
-            usual = choose_store_dtype(settings.scoring_method, wanted.examples, wanted.width, wanted.terms)
-            wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
-        if existing is None:
-            return _begin(folder, inputs, settings, pass_memory, wanted, units, replacing)
-        return _resume(folder, inputs, settings, wanted, existing)
-
-
-def _begin(
-    folder: StorePath,
-    inputs: BuildInputs,
-    settings: BuildSettings,
-    pass_memory: int,
-    wanted: Manifest,
-    units: list[Unit],
-    replacing: bool,
-) -> ShardWriter:
-    """Decide coverage, pass and shard sizes of a new index; write its manifest. An index in its place goes last.
-
-    In an object store another process may begin the same index meanwhile: the first manifest counts.
-    """
-    draft = FeatureRunner(folder, wanted, inputs)
-    draft.units = units
-    manifest = draft.choose_passes(inputs.rows, pass_memory, settings.batch_size)
-    size = choose_shard_size(manifest, settings.memory)
-    manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
-    writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
-    writer.runner.units = units
-    if replacing:
-        delete_index(folder, keep=[layout.MATRICES] if wanted.matrices else [])
-    (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(writer.runner, inputs.rows)
-    write_ids(folder, settings.ids)
-    existing = manifest.begin(folder)
-    if existing.id == manifest.id:
-        return writer
-    with torch_threads(existing.resolved.threads):
-        return _resume(folder, inputs, settings, wanted, existing)
-
-
-def _resume(
-    folder: StorePath, inputs: BuildInputs, settings: BuildSettings, wanted: Manifest, existing: Manifest
-) -> ShardWriter:
-    """Go on with an index in the folder; raises if it is not the wanted one."""
-    writer = ShardWriter(folder, existing, inputs, settings.workers, settings.ids)
-    note_device(folder, existing, inputs.model)
-    differ = list_differences(existing, wanted)
-    if not differ:  # else the probe may not even run
-        differ = compare_task(writer.runner, inputs.rows)
-    _refuse_other(folder, differ)
-    (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if not is_valid_shard(probe_path(folder, existing), existing.id):
-        write_probe(writer.runner, inputs.rows)
-    write_ids(folder, settings.ids, existing.generation)
-    return writer
-
-
-def _refuse_other(folder: StorePath, differ: list[str]) -> None:
-    if differ:
-        raise OtherIndex(
-            f"{folder} already holds another index. What differs: {'; '.join(differ)}. Choose another folder, or "
-            "replace that index: overwrite=True, --overwrite on the command line"
+    def writer(self, replacing: bool = False) -> ShardWriter:
+        """Begin the index, in place of the one in the folder if `replacing`, or resume that."""
+        folder, inputs, method, settings = self.folder, self.inputs, self.method, self.settings
+        names, partition, scales = settings.check(inputs, method)
+        there = (folder / layout.MANIFEST).exists() and not replacing
+        existing = Manifest.read(folder) if there else None
+        kind, spec = device_of(inputs.model).type, Spec.parse(str(method.projection))
+        drawn = settings.per_checkpoint and len(inputs.models) > 1 and spec.kind not in WHOLE
+        device, threads = None if kind == "cpu" else kind, settings.threads or torch.get_num_threads()
+        new = ResolvedSettings(0, 0, threads, device=device, per_checkpoint=drawn)
+        wanted = draft_manifest(
+            method,
+            inputs.task,
+            len(inputs.rows),
+            partition,
+            store_dtype=factored.resolve(settings.store_dtype, str(method.projection)),
+            seed=settings.seed,
+            on_bad=settings.on_bad,
+            models=inputs.models,
+            checkpoint_weights=resolve_checkpoint_weights(
+                settings.checkpoint_weights, len(inputs.models), method.terms
+            ),
+            data=inputs.data,
+            ids=ids_fingerprint(settings.ids),
+            resolved=new if existing is None else existing.resolved,
         )
+        if existing is not None and settings.overwrite:  # before matrices are computed
+            later = {name: getattr(existing, name) for name in ("units", "matrices", "store_dtype")}
+            self._refuse(list_differences(existing, replace(wanted, **later)))
+        with torch_threads(wanted.resolved.threads), raise_failing_sample(inputs, settings.ids):
+            matrices: dict[str, Tensor] = {}
+            if scales or method.whitened or (existing is not None and existing.matrices):
+                wanted, matrices = resolve(folder, inputs, names, scales, self.memory, wanted, existing)
+            units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
+            wanted = replace(wanted, units=describe_units(units))
+            if wanted.store_dtype == AUTO:
+                sizes = wanted.examples, wanted.width, wanted.terms
+                usual = choose_store_dtype(settings.scoring_method, *sizes)
+                wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
+            if existing is None:
+                return self._begin(wanted, units, replacing)
+            return self._resume(wanted, existing)
+
+    def _begin(self, wanted: Manifest, units: list[Unit], replacing: bool) -> ShardWriter:
+        """Decide coverage, pass and shard sizes of a new index; write its manifest. An index in its place goes last.
+
+        In an object store another process may begin the same index meanwhile: the first manifest counts.
+        """
+        folder, inputs, settings = self.folder, self.inputs, self.settings
+        draft = FeatureRunner(folder, wanted, inputs)
+        draft.units = units
+        manifest = draft.choose_passes(inputs.rows, self.memory, settings.batch_size)
+        size = choose_shard_size(manifest, settings.memory)
+        manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
+        writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
+        writer.runner.units = units
+        if replacing:
+            delete_index(folder, keep=[layout.MATRICES] if wanted.matrices else [])
+        (folder / layout.SHARDS).mkdir(exist_ok=True)
+        write_probe(writer.runner, inputs.rows)
+        write_ids(folder, settings.ids)
+        existing = manifest.begin(folder)
+        if existing.id == manifest.id:
+            return writer
+        with torch_threads(existing.resolved.threads):
+            return self._resume(wanted, existing)
+
+    def _resume(self, wanted: Manifest, existing: Manifest) -> ShardWriter:
+        """Go on with an index in the folder; raises if it is not the wanted one."""
+        folder, inputs, settings = self.folder, self.inputs, self.settings
+        writer = ShardWriter(folder, existing, inputs, settings.workers, settings.ids)
+        note_device(folder, existing, inputs.model)
+        differ = list_differences(existing, wanted)
+        self._refuse(differ or compare_task(writer.runner, inputs.rows))
+        (folder / layout.SHARDS).mkdir(exist_ok=True)
+        if not is_valid_shard(probe_path(folder, existing), existing.id):
+            write_probe(writer.runner, inputs.rows)
+        write_ids(folder, settings.ids, existing.generation)
+        return writer
+
+    def _refuse(self, differ: list[str]) -> None:
+        if differ:
+            raise OtherIndex(
+                f"{self.folder} already holds another index. What differs: {'; '.join(differ)}. Choose another "
+                "folder, or replace that index: overwrite=True, --overwrite on the command line"
+            )
 
 
 def build(
@@ -246,10 +230,10 @@ def build(
     progress: bool,
 ) -> IndexState:
     """Build the index, and the gradients with other labels if the method needs them."""
-    homes = [(folder, method)]
-    if method.probe is not None:
-        homes.append(_fisher_home(folder, inputs, method.probe))  # raises before anything is written
-    writers = _build_homes(homes, folder, inputs, settings, executor, progress)
+    parts = [method]
+    if isinstance(method.probe, methods.Fisher):  # raises before anything is written
+        parts.append(resolve_labels(method.probe, inputs.model, inputs.task, inputs.rows))
+    writers = _build_parts(parts, folder, inputs, settings, executor, progress)
     paths = [] if executor.exclusive else [p for w in writers for p in w.reader.paths.values()]
     unfinished = sum(not exists(path) for path in paths)
     inputs = writers[0].inputs
@@ -267,13 +251,6 @@ def build(
         device_memory=settings.device_memory,
         unfinished=unfinished,
     )
-
-
-def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple[StorePath, Method]:
-    """The folder of the gradients with other labels, and the method that measures them."""
-    assert isinstance(probe, methods.Fisher)
-    fisher = resolve_labels(probe, inputs.model, inputs.task, inputs.rows)
-    return folder / layout.FISHERS[fisher.kind], fisher
 
 
 def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
@@ -297,21 +274,22 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
         threads=m.resolved.threads,
     )
     probe = methods.Fisher(method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
-    homes = [_fisher_home(folder, inputs, probe)]
-    _build_homes(homes, folder, inputs, settings, state.executor, progress)
+    parts = [resolve_labels(probe, inputs.model, inputs.task, inputs.rows)]
+    _build_parts(parts, folder, inputs, settings, state.executor, progress)
 
 
-def _build_homes(
-    homes: Sequence[tuple[StorePath, Method]],
+def _build_parts(
+    parts: Sequence[Method],
     folder: StorePath,
     inputs: BuildInputs,
     settings: BuildSettings,
     executor: Executor,
     progress: bool,
 ) -> list[ShardWriter]:
-    """Build an index in each folder by its method."""
+    """Build the index by its method, and gradients with other labels in folders inside it."""
     writers = []
-    for home, method in homes:
+    for method in parts:
+        home = folder / layout.FISHERS[method.kind] if isinstance(method, methods.Fisher) else folder
         layout.prepare(home)
         if home != folder:  # the kernel of one is applied to features of the other
             settings = replace(settings, per_checkpoint=Manifest.read(folder).resolved.per_checkpoint)

@@ -27,9 +27,9 @@ from unde.gradients.feature_pass import torch_threads
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index.builder import BuildSettings
 from unde.index.choice import settle_damping
-from unde.index.feature_runner import FeatureRunner
+from unde.index.feature_runner import FeatureRunner, raise_failing_sample
 from unde.index.gradient_kernel import KERNELS, QueryFactors, split_memory
-from unde.index.gradient_scores import OWNER, GradientScores, GradientStream, naming_examples
+from unde.index.gradient_scores import OWNER, GradientScores, GradientStream
 from unde.index.sizes import draft_manifest
 from unde.index.state import parse_ids
 from unde.methods import EKFAC, Method, TracIn
@@ -218,7 +218,7 @@ def _runner(
     )
     runner = FeatureRunner(Path(OWNER), draft, inputs)
     runner.units = units
-    with naming_examples(inputs, settings.ids):
+    with raise_failing_sample(inputs, settings.ids):
         within = split_memory(method, draft, there.memory, there)
         runner.manifest = runner.choose_passes(inputs.rows, within // PASS_SHARE, settings.batch_size)
     return runner, partition

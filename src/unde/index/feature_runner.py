@@ -18,13 +18,14 @@ from unde.default_device import program_default
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed_tensor
 from unde.gradients import Coverage, Unit, describe_units, make_units
-from unde.gradients.coverage import try_coverage
+from unde.gradients.coverage import EXAMPLES, try_coverage
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import (
     FeaturePass,
     Measurement,
     choose_pass_size,
     exclusive,
+    largest,
     set_rows,
     split_range,
 )
@@ -358,6 +359,19 @@ def raise_failing_example(
         raise BadExample(
             f"the model cannot run on {what} {name!r} ({type(cause).__name__}: {first_line}): {advice}"
         ) from error
+
+
+def raise_failing_sample(
+    inputs: ModelInputs, names: Sequence[object] | None = None
+) -> AbstractContextManager[None]:
+    """The same for one of the training examples that a model is tried on first."""
+    rows = inputs.rows
+    assert rows is not None
+
+    def where() -> list[int]:
+        return sorted({*evenly(len(rows), EXAMPLES), largest(rows)})
+
+    return raise_failing_example(inputs.model, inputs.task, rows, where, names)
 
 
 def bad_gradient(bad: Sequence[object], way_out: str) -> BadExample:

@@ -23,10 +23,9 @@ from unde import console
 from unde.data import Rows, evenly, to_device
 from unde.devices import Compute, put
 from unde.fingerprints import to_digest, to_signed_tensor
-from unde.gradients.coverage import EXAMPLES
-from unde.gradients.feature_pass import largest, split_range, torch_threads
+from unde.gradients.feature_pass import split_range, torch_threads
 from unde.groups import Groups
-from unde.index.feature_runner import FeatureRunner, bad_gradient, raise_failing_example
+from unde.index.feature_runner import FeatureRunner, bad_gradient, raise_failing_example, raise_failing_sample
 from unde.index.gradient_kernel import (
     Kept,
     QueryFactors,
@@ -281,7 +280,7 @@ class GradientScores:
     def _fit(self, c: int, kept: Kept) -> Fitted:
         stream = self.stream
         rows, at = stream.inputs.rows, (c, self.split(self.memory), self.there, kept)
-        with naming_examples(stream.inputs, stream.ids):
+        with raise_failing_sample(stream.inputs, stream.ids):
             return fit_to_gradients(self.method, stream.runner, rows, *at, self.usable)
 
     def split(self, memory: int) -> int:
@@ -335,11 +334,3 @@ class GradientScores:
         held = factors.pack(queries)
         self.errors += factors.error(queries, held, self.probe).cpu().double()
         return held
-
-
-def naming_examples(inputs: BuildInputs, ids: Sequence[Any] | None) -> Any:
-    """Errors of the model name one of the examples that are tried first."""
-    rows = inputs.rows
-    return raise_failing_example(
-        inputs.model, inputs.task, rows, lambda: sorted({*evenly(len(rows), EXAMPLES), largest(rows)}), ids
-    )
