@@ -22,7 +22,7 @@ from unde.groups import Groups, trainable
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_sample
 from unde.index.projection_matrices import resolve, resolve_labels
-from unde.index.reader import IndexReader
+from unde.index.reader import IndexReader, write_ids
 from unde.index.shard_writer import ShardWriter
 from unde.index.sizes import choose_shard_size, choose_store_dtype, draft_manifest
 from unde.index.state import (
@@ -31,7 +31,6 @@ from unde.index.state import (
     list_differences,
     note_device,
     probe_path,
-    write_ids,
     write_probe,
 )
 from unde.methods import Method

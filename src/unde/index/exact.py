@@ -30,8 +30,8 @@ from unde.index.choice import settle_damping
 from unde.index.feature_runner import FeatureRunner, raise_failing_sample
 from unde.index.gradient_kernel import KERNELS, QueryFactors, split_memory
 from unde.index.gradient_scores import OWNER, GradientScores, GradientStream
+from unde.index.reader import parse_ids
 from unde.index.sizes import draft_manifest
-from unde.index.state import parse_ids
 from unde.methods import EKFAC, Method, TracIn
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs

@@ -19,8 +19,9 @@ from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
 from unde.index.choice import choose
 from unde.index.query_api import QueryableIndex
+from unde.index.reader import parse_ids
 from unde.index.sizes import IndexSizes
-from unde.index.state import IndexState, check_inputs, open_store, parse_ids
+from unde.index.state import IndexState, check_inputs, open_store
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs

@@ -20,10 +20,9 @@ from unde.index.calibrate import Calibrator
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.label_free import EXAMPLES, learn_without_labels
-from unde.index.properties import IndexProperties
 from unde.index.query_features import QueryFeatures, check_fits
 from unde.index.rescore import IndexRescorer
-from unde.index.state import IndexState
+from unde.index.state import IndexProperties, IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
 from unde.methods import Method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +14,21 @@ import torch
 from torch import Tensor
 
 from unde import methods
+from unde.data import Rows
 from unde.devices import CPU, Compute, local, put
 from unde.errors import UndeError, unknown
-from unde.fingerprints import origins, to_signed_tensor
+from unde.fingerprints import ids_fingerprint, origins, plain_ids, to_signed_tensor
 from unde.gradients.factors import factor_sizes, length, split
 from unde.index import projection_matrices
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
+from unde.store.files import read_json, write_bytes
 from unde.store.manifest import Manifest
-from unde.store.remote import StorePath, exists, is_local
+from unde.store.remote import StorePath, Unreachable, exists, is_local
 from unde.store.shards import FileWatch, ShardError, file_bytes, read_shard, report_damage, reread_shard
+
+_SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
 class IndexReader:
@@ -270,6 +275,72 @@ class FeatureSource:
             )
         vector = put(self.stored.shard(*self._place(s))["factors"], self.device)
         return split(vector, factor_sizes(m.units, str(self.stored.method.projection)))
+
+
+def check_shards(reader: IndexReader, verify: bool) -> None:
+    """Raise unless every shard is there, whole and at its place; one is in memory at a time.
+
+    Remote shards are fetched only to verify checksums; without `verify` each is checked when it is first read.
+    """
+    written = layout.list_names(reader.folder / layout.SHARDS)
+    missing = [path.name for path in reader.paths.values() if path.name not in written]
+    if missing:
+        raise ShardError(
+            f"{reader.folder} is not finished: {len(missing)} of {len(reader.paths)} shards are missing "
+            f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
+            "Run the same Index.build again to finish it"
+        )
+    problems = []
+    for c, s in reader.paths if verify or is_local(reader.folder) else ():
+        try:
+            reader.read_checked(c, s, verify)
+        except ShardError as e:
+            problems.append(str(e))
+    if problems:
+        more = f"; and {len(problems) - 5} more" if problems[5:] else ""
+        raise ShardError(
+            f"{'; '.join(problems[:5])}{more}. Run the same Index.build again to repair the index"
+        )
+
+
+def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
+    """The user's ids; a file that is far too long for the number of examples is not read."""
+    if not manifest.ids:
+        return None
+    path = folder / layout.versioned_name(layout.IDS, manifest.generation)
+    try:
+        ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
+        if not isinstance(ids, list) or len(ids) != manifest.examples:
+            ids = []
+    except Unreachable:
+        raise
+    except (OSError, ValueError):
+        ids = []
+    if ids_fingerprint(ids) != manifest.ids:
+        raise UndeError(f"{path} is missing or damaged: run the same Index.build again to repair it")
+    return ids
+
+
+def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
+    """The ids as plain values, by default those in `ids` of the data; raises unless there is one for each example."""
+    if ids is None:
+        ids = getattr(rows.data, "ids", None)
+        if (
+            not isinstance(ids, list)
+            or len(ids) != len(rows)
+            or not all(isinstance(i, (str, int)) for i in ids)
+        ):
+            return None
+    values = plain_ids(ids)
+    if len(values) != len(rows):
+        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
+    return values
+
+
+def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
+    if ids is not None:
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())
 
 
 def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:

@@ -26,9 +26,9 @@ from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import projection_matrices as matrices
-from unde.index.reader import IndexReader
+from unde.index.reader import IndexReader, check_shards, read_ids, write_ids
 from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covariances
-from unde.index.state import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
+from unde.index.state import PROBE_SIZE, list_differences, probe_path
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import checksum, clear_partial, create_bytes, write_bytes

@@ -1,41 +1,42 @@
-"""The state of an open index, and its checks: are the shards whole, was it made from the given inputs, does the task
-still compute the same?"""
+"""The state of an open index, and its checks: was it made from these inputs, does the task still compute the same?"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from unde import console
+from unde import console, methods
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Collate, Rows, choose_collate, evenly, to_device
+from unde.default_device import host_default
 from unde.devices import CPU, Compute, budget, device_of, find_device, model_bytes
 from unde.errors import UndeError
-from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
+from unde.fingerprints import ModelWatch, align_rows, changed_example
 from unde.gradients.coverage_check import TOLERANCE
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.reader import IndexReader
+from unde.index.reader import IndexReader, check_shards, read_ids
 from unde.index.scorer import Scorer
 from unde.kernels import Moments
+from unde.markup import Child, facts, list_names
+from unde.methods import Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import AnyRecipe, BuildInputs, ModelInputs
 from unde.store import layout
-from unde.store.files import read_json, write_bytes
 from unde.store.manifest import Manifest, request_fields
-from unde.store.remote import StorePath, Unreachable, is_local
+from unde.store.remote import StorePath
 from unde.store.shards import ShardError, read_shard, write_shard
-from unde.tasks.base import Task, differences, is_builtin
+from unde.tasks.base import Task, differences, is_builtin, kind_of
 
+R = TypeVar("R", bound="IndexProperties")
 PROBE_SIZE = 2  # examples whose features are stored to compare with
 _TRIES = 3  # readings of an index that others change meanwhile
-_SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
 @dataclass
@@ -53,7 +54,6 @@ class IndexState:
     device_memory: int | None = None  # bytes that may be taken there
     watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
-
     gradient_moments: dict[tuple[str, int], Moments] = field(default_factory=dict, init=False, repr=False)
     diagnosis: list[str] | None = field(default=None, init=False, repr=False)  # of model and examples
 
@@ -64,10 +64,8 @@ class IndexState:
 
     def _compute(self) -> Compute:
         """Where kernels, scores and self-influence are computed: the one place that decides."""
-        if self.device is not None:
-            device = find_device(self.device)
-        else:
-            device = CPU if self.model is None else device_of(self.model)
+        here = CPU if self.model is None else device_of(self.model)
+        device = here if self.device is None else find_device(self.device)
         return budget(device, self.stored.memory, self.device_memory)
 
     def _worker(self, there: Compute) -> tuple[str, int] | None:
@@ -101,24 +99,122 @@ class IndexState:
         inputs, stored = self.inputs("features of queries come from the model"), self.stored
         return FeatureRunner(stored.folder, stored.manifest, inputs, self.executor, self.watch)
 
-    def inputs(self, why: str) -> ModelInputs:
+    def inputs(self, why: str, **more: object) -> ModelInputs:
         """Model and task, with the data if there are any; `why` they are needed."""
-        if self.model is None or self.task is None:
-            raise self._missing(why, model=self.model, task=self.task)
+        if self.model is None or self.task is None or None in more.values():
+            needed = {"model": self.model, "task": self.task} | more
+            names = [name for name, value in needed.items() if value is None]
+            raise UndeError(
+                f"{why}, but this index was opened without its {', '.join(names)}: pass "
+                f"{', '.join(f'{name}=' for name in names)} to Index.open"
+            )
         return ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
 
     def build_inputs(self, why: str) -> BuildInputs:
         """Model, task and data."""
-        if self.model is None or self.task is None or self.rows is None:
-            raise self._missing(why, model=self.model, task=self.task, train_data=self.rows)
-        return BuildInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
+        inputs = self.inputs(why, train_data=self.rows)
+        assert inputs.rows is not None
+        return BuildInputs(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
 
-    def _missing(self, why: str, **inputs: object) -> UndeError:
-        names = [name for name, value in inputs.items() if value is None]
-        return UndeError(
-            f"{why}, but this index was opened without its {', '.join(names)}: pass "
-            f"{', '.join(f'{name}=' for name in names)} to Index.open"
+
+@host_default
+class IndexProperties:
+    """The part of `Index` that says what it is."""
+
+    def __init__(self, state: IndexState) -> None:
+        self._state = state
+
+    def __len__(self) -> int:
+        return self.manifest.examples
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes of the index; the next question starts new ones."""
+        self._state.executor.close()
+
+    def __repr__(self) -> str:
+        m, groups = self.manifest, len(self.groups)
+        changes = "" if m.changes is None else f"; {m.changes.summary}"
+        return (
+            f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{changes})"
         )
+
+    def _repr_html_(self) -> str:
+        m = self.manifest
+        checkpoints = f", {m.terms} checkpoints or steps" if m.terms > 1 else ""
+        rows: dict[str, Child] = {
+            "folder": str(self.folder),
+            "method": str(self.method),
+            "training examples": f"{m.examples:,}" + ("" if m.ids else ", without ids"),
+            "features": f"{m.width:,} numbers each, {m.store_dtype}{checkpoints}",
+            "groups": list_names(self.groups.names),
+            "task": str(m.task["name"]),
+        }
+        return facts("Index", rows)
+
+    @property
+    def folder(self) -> StorePath:
+        return self._state.stored.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the index holds, what it was made from, and its recorded settings."""
+        return self._state.stored.manifest
+
+    @property
+    def method(self) -> Method:
+        """The method that the index was built for."""
+        return self._state.stored.method
+
+    def method_for(self, method: str | Method | None = None) -> Method:
+        """The method as this index scores with it: with the projection of the index and damping="auto" resolved."""
+        if method is None:
+            return self.method
+        return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
+
+    @property
+    def groups(self) -> Groups:
+        return self._state.groups
+
+    @property
+    def ids(self) -> Sequence[Any] | None:
+        """The user's ids of the training examples, or None."""
+        return self._state.ids
+
+    @property
+    def memory(self) -> int:
+        """The memory budget in bytes."""
+        return self._state.stored.memory
+
+    @property
+    def model(self) -> nn.Module | None:
+        return self._state.model
+
+    @property
+    def task(self) -> Task | None:
+        return self._state.task
+
+    @property
+    def train_data(self) -> Rows | None:
+        return self._state.rows
+
+    @property
+    def unfinished(self) -> int:
+        """Shards that other workers of an array had not written when this one ended."""
+        return self._state.unfinished
+
+    @property
+    def skipped(self) -> Tensor:
+        """(N,) bool: examples left out because of NaN gradients."""
+        return self._state.stored.skipped
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
 
 
 def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
@@ -142,7 +238,10 @@ def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> I
     if state.task is not None and state.collate is None:
         state = replace(state, collate=choose_collate(state.task.collate, train_data))
     rows = None if train_data is None else Rows(train_data, state.collate)
-    differ = _compare_model(manifest, state.model, state.checkpoints) + _compare_groups(manifest, groups)
+    differ = _compare_model(manifest, state.model, state.checkpoints)
+    members = manifest.groups if groups is None else {k: list(v) for k, v in groups.members.items()}
+    if list(members.items()) != list(manifest.groups.items()):
+        differ.append(f"the groups ({brief(manifest.groups, members)})")
     if rows is not None:
         rows, other = _match_examples(state.stored, rows)
         differ += other
@@ -190,72 +289,6 @@ def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
     return matched, []
 
 
-def check_shards(reader: IndexReader, verify: bool) -> None:
-    """Raise unless every shard is there, whole and at its place; one is in memory at a time.
-
-    Remote shards are fetched only to verify checksums; without `verify` each is checked when it is first read.
-    """
-    written = layout.list_names(reader.folder / layout.SHARDS)
-    missing = [path.name for path in reader.paths.values() if path.name not in written]
-    if missing:
-        raise ShardError(
-            f"{reader.folder} is not finished: {len(missing)} of {len(reader.paths)} shards are missing "
-            f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
-            "Run the same Index.build again to finish it"
-        )
-    problems = []
-    for c, s in reader.paths if verify or is_local(reader.folder) else ():
-        try:
-            reader.read_checked(c, s, verify)
-        except ShardError as e:
-            problems.append(str(e))
-    if problems:
-        more = f"; and {len(problems) - 5} more" if problems[5:] else ""
-        raise ShardError(
-            f"{'; '.join(problems[:5])}{more}. Run the same Index.build again to repair the index"
-        )
-
-
-def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
-    """The user's ids; a file that is far too long for the number of examples is not read."""
-    if not manifest.ids:
-        return None
-    path = folder / layout.versioned_name(layout.IDS, manifest.generation)
-    try:
-        ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
-        if not isinstance(ids, list) or len(ids) != manifest.examples:
-            ids = []
-    except Unreachable:
-        raise
-    except (OSError, ValueError):
-        ids = []
-    if ids_fingerprint(ids) != manifest.ids:
-        raise UndeError(f"{path} is missing or damaged: run the same Index.build again to repair it")
-    return ids
-
-
-def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
-    """The ids as plain values, by default those in `ids` of the data; raises unless there is one for each example."""
-    if ids is None:
-        ids = getattr(rows.data, "ids", None)
-        if (
-            not isinstance(ids, list)
-            or len(ids) != len(rows)
-            or not all(isinstance(i, (str, int)) for i in ids)
-        ):
-            return None
-    values = plain_ids(ids)
-    if len(values) != len(rows):
-        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
-    return values
-
-
-def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
-    if ids is not None:
-        path = folder / layout.versioned_name(layout.IDS, generation)
-        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())
-
-
 def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
     """What differs between an index on disk and one that is asked for, but for the task and what was resolved."""
     ignored = {"schema", "task", *(["data"] if there.examples != wanted.examples else [])}
@@ -266,27 +299,21 @@ def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for"
     ]
 
 
-_CONTENT = {
-    "models": "the model's weights (other values)",
-    "data": "the training data (same length, other content)",
-    "matrices": "the whitening or the second moments (other values)",
-}
-
-
 def _words(name: str, old: Any, value: Any, other: str) -> str:
     if name == "models" and len(old) != len(value):
         return f"the checkpoints ({len(old)} there, {len(value)} {other})"
-    if name in _CONTENT:
-        return _CONTENT[name]
-    if name == "ids":
-        return "the ids" if old and value else f"the ids (there are {'some' if old else 'none'})"
     if name in ("units", "groups"):
         return f"the {'parameters' if name == 'units' else name} ({brief(old, value, other)})"
-    if name == "factors":
-        return f"the covariances for EKFAC ({'some' if old else 'none'} there)"
-    if name == "examples":
-        return f"the length of the training data ({old} there, {value} given)"
-    return f"{name} ({old!r} there, {value!r} {other})"
+    some = "some" if old else "none"
+    words = {
+        "models": "the model's weights (other values)",
+        "data": "the training data (same length, other content)",
+        "matrices": "the whitening or the second moments (other values)",
+        "ids": "the ids" if old and value else f"the ids (there are {some})",
+        "factors": f"the covariances for EKFAC ({some} there)",
+        "examples": f"the length of the training data ({old} there, {value} given)",
+    }
+    return words.get(name, f"{name} ({old!r} there, {value!r} {other})")
 
 
 def brief(old: Any, new: Any, other: str = "asked for") -> str:
@@ -296,12 +323,6 @@ def brief(old: Any, new: Any, other: str = "asked for") -> str:
         return f"{len(named[0])} there, {len(named[1])} {other}; e.g. {lone[0]!r} is in one only"
     differ = [n for n in named[0] if named[0][n] != named[1][n]]
     return f"{differ[0]!r} is not the same" if differ else "in another order"
-
-
-def _compare_groups(manifest: Manifest, groups: Groups | None) -> list[str]:
-    members = manifest.groups if groups is None else {k: list(v) for k, v in groups.members.items()}
-    same = list(members.items()) == list(manifest.groups.items())
-    return [] if same else [f"the groups ({brief(manifest.groups, members)})"]
 
 
 def _compare_model(

@@ -25,10 +25,10 @@ from unde import console
 from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
-from unde.index.reader import IndexReader
+from unde.index.reader import IndexReader, parse_ids, read_ids
 from unde.index.segments import Source, make_entry, make_token, rewrite_all, today
 from unde.index.shard_writer import ShardsFailed, ShardWriter, compute_missing
-from unde.index.state import IndexState, parse_ids, read_ids
+from unde.index.state import IndexState
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.cache import delete, delete_folder

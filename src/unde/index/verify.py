@@ -11,8 +11,7 @@ from unde.evaluate.bank.bank_io import PARTS, verify_bank
 from unde.index import projection_matrices as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
-from unde.index.reader import IndexReader, belongs
-from unde.index.state import read_ids
+from unde.index.reader import IndexReader, belongs, read_ids
 from unde.index.updates import is_committed, read_note
 from unde.store import layout
 from unde.store.files import PARTIAL, check_plain, check_settings, checksum, read_bounded, read_json
