@@ -9,6 +9,7 @@ import platform
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -52,8 +53,7 @@ class ShardWriter:
         self.runner, self.reader = FeatureRunner(folder, manifest, inputs), IndexReader(folder, manifest, 0)
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order of their computation, if known
-        self._batches: tuple[list[Job], Generator[Batch]] | None = None  # of jobs that no pass was asked for
-        self._results: tuple[list[Job], Generator[PassResult]] | None = None
+        self._results: tuple[list[Job], Generator[PassResult]] | None = None  # and the jobs that they are of
         self._features = deque[Tensor]()  # of passes that are packed together, in the order of the results
         self._spare: Tensor | None = None
 
@@ -69,26 +69,24 @@ class ShardWriter:
     def results(self, c: int, s: int) -> Iterator[PassResult]:
         """The passes of one shard. `upcoming` shards are read ahead by worker processes, and begun on a device."""
         if self._results is None or self._results[0][:1] != [(c, s)]:
-            if self._batches is None or self._batches[0][:1] != [(c, s)]:
-                self._stop()
-                at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
-                jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
-                ranges = [r for _, shard in jobs for r in self.cuts(shard)]
-                self._batches = (jobs, self.inputs.rows.batches(ranges, self.workers))
-            jobs, batches = self._batches
-            here = list(itertools.takewhile(lambda job: job[0] == c, jobs))
-            self._batches = (jobs[len(here) :], batches)
-            self._results = (here, self._run(c, [shard for _, shard in here], batches))
+            self._stop()
+            at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
+            jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
+            self._results = (jobs, self._run(jobs))
         jobs, stream = self._results
         self._results = (jobs[1:], stream)
         return itertools.islice(stream, len(self.cuts(s)))
 
-    def _run(self, c: int, shards: Sequence[int], batches: Iterator[Batch]) -> Generator[PassResult]:
-        """Passes over these shards under one checkpoint."""
-        count = sum(len(self.cuts(s)) for s in shards)
-        outs = (rows for s in shards for group in self.groups(s) for rows in self._rows(group))
-        run = self.runner.open_pass(c)
-        yield from run.over(_read_batches(self, itertools.islice(batches, count)), outs, take=True)
+    def _run(self, jobs: Sequence[Job]) -> Generator[PassResult]:
+        """The passes of some shards, one checkpoint after the other."""
+        ranges = [r for _, s in jobs for r in self.cuts(s)]
+        with closing(self.inputs.rows.batches(ranges, self.workers)) as batches:
+            for c, of_checkpoint in itertools.groupby(jobs, lambda job: job[0]):
+                shards = [s for _, s in of_checkpoint]
+                count = sum(len(self.cuts(s)) for s in shards)
+                outs = (rows for s in shards for group in self.groups(s) for rows in self._rows(group))
+                run = self.runner.open_pass(c)
+                yield from run.over(_read_batches(self, itertools.islice(batches, count)), outs, take=True)
 
     def pack_features(self) -> dict[str, Tensor]:
         """The features of the passes whose results came last, as they are stored."""
@@ -125,10 +123,9 @@ class ShardWriter:
         self.runner.close()
 
     def _stop(self) -> None:
-        for stream in (self._results, self._batches):
-            if stream is not None:
-                stream[1].close()
-        self._results = self._batches = None
+        if self._results is not None:
+            self._results[1].close()
+        self._results = None
         self._features.clear()
         self._spare = None
 
