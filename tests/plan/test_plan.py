@@ -14,9 +14,9 @@ import models
 import toy
 from unde import Index, UndeError, methods
 from unde.gradients.meter import Meter
-from unde.index import kernel_cache as kernels
 from unde.index import shard_writer as shards
-from unde.index.reader import shard_bytes, shard_tensors
+from unde.index import sizes
+from unde.index.reader import shard_tensors
 from unde.parallel.model_transport import BuildInputs
 from unde.plan import plan
 from unde.tasks import CausalLM, Classification, Diffusion, Task
@@ -273,7 +273,7 @@ def test_bad_arguments(options, words):
 def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
     """One byte less than it says is refused, what it says is not."""
     index = built(MLP, tmp_path, method, fit=False)
-    needs = method.kernel.bind(kernels.sizes_of(index.manifest)).needs().memory
+    needs = method.kernel.bind(sizes.sizes_of(index.manifest)).needs().memory
     assert planned(MLP, method).kernel_memory == needs
     with pytest.raises(UndeError, match="the memory budget is"):
         toy.training(toy.reopen(index, memory=needs - 1), method)
@@ -291,7 +291,7 @@ def test_shards(method, store_dtype, tmp_path):
     assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
         k: (t.shape, t.dtype) for k, t in content.items()
     }
-    assert sum(shard_bytes(m, torch.float32).values()) == size(tmp_path, "shards")
+    assert sum(sizes.shard_bytes(m, torch.float32).values()) == size(tmp_path, "shards")
 
 
 def test_a_shard_takes_two_copies_in_memory(tmp_path):

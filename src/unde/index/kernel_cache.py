@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from unde import console, methods
+from unde import console
 from unde.index.reader import FeatureSource, IndexReader
-from unde.kernels import FeatureLayout, Fitted, Kernel
+from unde.kernels import Fitted, Kernel
 from unde.kernels.base import (
-    BoundKernel,
     Moments,
     Round,
     add_partials,
@@ -34,13 +32,11 @@ from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
 from unde.store.files import checksum, clear_partial
 from unde.store.locks import locked
-from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import (
     FileWatch,
     ShardError,
     copy_tensors,
-    file_bytes,
     is_valid_shard,
     read_shard,
     reread_shard,
@@ -193,28 +189,6 @@ class KernelCache:
         places = sent.pop("places")
         self.__init__(**sent)
         self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
-
-
-def sizes_of(m: Manifest) -> FeatureLayout:
-    """The features of an index as kernels see them."""
-    return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
-
-
-def kernel_files(m: Manifest, bound: BoundKernel) -> dict[str, int]:
-    """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
-    moments = bound.needs().moments
-    fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps
-    sizes = {"moments of the kernel": fits * file_bytes(moments, MOMENTS)} if moments else {}
-    if bound.blocks is None:
-        sizes["K g(n)"] = m.terms * sum(_row_file(m, r.stop - r.start) for r in m.shards)
-    return sizes
-
-
-def _row_file(m: Manifest, rows: int) -> int:
-    """Bytes of a file of K g(n)."""
-    layouts = m.codec.layout(rows, m.columns)
-    packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in layouts.items()}
-    return file_bytes(packed, f"{0:06d}.safetensors")
 
 
 class _KernelFolder:

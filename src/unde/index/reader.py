@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from unde.store import layout
 from unde.store.files import read_json, write_bytes
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, Unreachable, exists, is_local
-from unde.store.shards import FileWatch, ShardError, file_bytes, read_shard, report_damage, reread_shard
+from unde.store.shards import FileWatch, ShardError, read_shard, report_damage, reread_shard
 
 _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
@@ -362,22 +360,3 @@ def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, T
         sizes = factor_sizes(m.units, m.method["projection"])
         tensors["factors"] = empty(length(sizes), dtype=precision)
     return tensors
-
-
-def covariance_bytes(m: Manifest) -> int:
-    """Bytes of the covariances in each shard."""
-    return 4 * length(factor_sizes(m.units, str(m.method["projection"]))) if m.factors else 0
-
-
-def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:
-    """Bytes of all shards, by what is in them."""
-    features = m.terms * m.codec.nbytes(m.examples, m.columns)
-    whole = covariances = 0
-    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        tensors = shard_tensors(m, rows, precision)
-        whole += count * sum(
-            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
-        )
-        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
-    sizes = {"features": features, "norms, losses, digests": whole - features - covariances}
-    return sizes | ({"covariances": covariances} if m.factors else {})

@@ -23,8 +23,8 @@ from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differ
 from unde.gradients import Coverage
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
 from unde.index.feature_runner import FeatureRunner, bad_gradient, raise_failing_example
-from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.reader import IndexReader, shard_bytes
+from unde.index.reader import IndexReader
+from unde.index.sizes import kernel_files, shard_bytes, sizes_of
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import Rows
 from unde.gradients import placement
+from unde.gradients.factors import factor_sizes, length
 from unde.gradients.feature_pass import SHARE
 from unde.gradients.parameters import find_tables
 from unde.gradients.whitening import (
@@ -24,17 +27,17 @@ from unde.gradients.whitening import (
     whitening_memory,
 )
 from unde.groups import Groups
-from unde.index.kernel_cache import kernel_files, sizes_of
+from unde.index.kernel_cache import MOMENTS
 from unde.index.projection_matrices import resolve_labels
-from unde.index.reader import covariance_bytes, shard_bytes
-from unde.kernels.base import BoundKernel
+from unde.index.reader import FeatureSource, IndexReader, shard_tensors
+from unde.kernels.base import BoundKernel, FeatureLayout
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Fisher, Method
 from unde.projection import WHOLE, Spec, feature_size
-from unde.store import factored
+from unde.store import factored, layout
 from unde.store.codec import Int8
 from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
-from unde.store.shards import MAPPED
+from unde.store.shards import MAPPED, file_bytes
 from unde.tasks.base import Task
 
 UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
@@ -184,6 +187,50 @@ class IndexFiles:
     @property
     def total(self) -> int:
         return sum(self.bytes.values())
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def covariance_bytes(m: Manifest) -> int:
+    """Bytes of the covariances in each shard."""
+    return 4 * length(factor_sizes(m.units, str(m.method["projection"]))) if m.factors else 0
+
+
+def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:
+    """Bytes of all shards, by what is in them."""
+    features = m.terms * m.codec.nbytes(m.examples, m.columns)
+    whole = covariances = 0
+    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
+        tensors = shard_tensors(m, rows, precision)
+        whole += count * sum(
+            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
+        )
+        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
+    sizes = {"features": features, "norms, losses, digests": whole - features - covariances}
+    return sizes | ({"covariances": covariances} if m.factors else {})
+
+
+def sizes_of(m: Manifest) -> FeatureLayout:
+    """The features of an index as kernels see them."""
+    return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
+
+
+def kernel_files(m: Manifest, bound: BoundKernel) -> dict[str, int]:
+    """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
+    moments = bound.needs().moments
+    fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps
+    sizes = {"moments of the kernel": fits * file_bytes(moments, MOMENTS)} if moments else {}
+    if bound.blocks is None:
+        sizes["K g(n)"] = m.terms * sum(_row_file(m, r.stop - r.start) for r in m.shards)
+    return sizes
+
+
+def _row_file(m: Manifest, rows: int) -> int:
+    """Bytes of a file of K g(n)."""
+    layouts = m.codec.layout(rows, m.columns)
+    packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in layouts.items()}
+    return file_bytes(packed, f"{0:06d}.safetensors")
 
 
 # --- what a build decides by sizes -----------------------------------------------------------------------------
