@@ -8,7 +8,7 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
-from unde.index import builder as settle
+from unde.index import sizes as settle
 from unde.kernels import FeatureLayout, Gram
 from unde.kernels.trak import Primal
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
