@@ -35,7 +35,7 @@ from unde.index import projection_matrices
 from unde.index.query_features import BadQuery, QueryFeatures
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
-from unde.parallel.model_transport import ModelInputs
+from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import checkpoint_seed
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
@@ -96,13 +96,17 @@ class FeatureRunner:
         return self._drawn[1]
 
     def _make_units(self, checkpoint: int) -> list[Unit]:
-        m = self.manifest
-        matrices = projection_matrices.read(projection_matrices.home(self.folder), m)
-        seed = checkpoint_seed(m.seed, checkpoint)
-        units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), seed, matrices)
+        m, seed = self.manifest, checkpoint_seed(self.manifest.seed, checkpoint)
+        units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), seed, self._matrices)
         if [u.columns for u in units] != m.columns:
             raise UndeError(f"the manifest of {self.folder} contradicts itself: build the index again")
         return units
+
+    @property
+    def _matrices(self) -> dict[str, Tensor]:
+        """Matrices of the projection that are not drawn."""
+        m = self.manifest
+        return projection_matrices.read(projection_matrices.home(self.folder), m) if m.matrices else {}
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -241,18 +245,18 @@ class FeatureRunner:
         resolved = replace(self.manifest.resolved, pass_size=size, rows=rows_per_pass, coverage=distinct)
         return replace(self.manifest, resolved=resolved)
 
-    def with_method(self, method: Method, rows: Rows, memory: Callable[[Manifest], int]) -> FeatureRunner:
+    def with_method(
+        self, method: Method, inputs: BuildInputs, memory: Callable[[Manifest], int]
+    ) -> FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew, within as many
         bytes as `memory` of its manifest."""
-        m, model = self.manifest, self.inputs.model
-        matrices = projection_matrices.read(projection_matrices.home(self.folder), m)
-        units = make_units(model, m.unit_names, str(method.projection), m.seed, matrices)
+        m = self.manifest
+        units = make_units(inputs.model, m.unit_names, str(method.projection), m.seed, self._matrices)
         manifest = replace(m, method=method.describe(), units=describe_units(units), factors=False)
-        with exclusive(model):
-            runner = FeatureRunner(self.folder, manifest, self.inputs)
-            runner.units = units
-            runner.manifest = runner.choose_passes(rows, memory(manifest))
-            runner._watch = ModelWatch(model, self.inputs.checkpoints)  # weights were replaced and restored
+        runner = FeatureRunner(self.folder, manifest, inputs)
+        runner.units = units
+        with exclusive(inputs.model):
+            runner.manifest = runner.choose_passes(inputs.rows, memory(manifest))
         return runner
 
 

@@ -11,7 +11,6 @@ and read the queries from a file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -84,8 +83,8 @@ class GradientStream:
 
     def select(self, which: Tensor) -> GradientStream:
         """The stream of some training examples, by position, in this process."""
-        some, where = copy(self), which.tolist()
-        some.data = self.inputs.rows.subset(where)
+        some, where = GradientStream(self.runner, self.partition, way_out=self.way_out), which.tolist()
+        some.data, some.kernel = self.inputs.rows.subset(where), self.kernel
         some.names = where if self.ids is None else [self.ids[i] for i in where]
         some.numbers = self.runner.sample_numbers(where)
         return some

@@ -115,7 +115,7 @@ class IndexRescorer:
             )
         method, state = replace(scores.method, projection=str(spec)), self.state
         runner = state.runner
-        train = state.build_inputs("gradients of training examples are computed anew").rows
+        inputs = state.build_inputs("gradients of training examples are computed anew")
         data = self._query_data(scores, queries, "queries=…")
         if isinstance(data, QueryFeatures):
             raise UndeError(
@@ -126,7 +126,7 @@ class IndexRescorer:
         runner.check_model()
         there = state.stored.compute
         runner = runner.with_method(
-            method, train, lambda m: split_memory(method, m, there.memory, there) // 2
+            method, inputs, lambda m: split_memory(method, m, there.memory, there) // 2
         )
         stream = GradientStream(runner, scores.partition, way_out="leave it out of the candidates")
         usable = (~state.stored.skipped).nonzero()[:, 0]
