@@ -77,9 +77,12 @@ def fit_to_gradients(
         kept: Moments of earlier calls, to which those of this one are added.
         usable: Positions of the examples that LoGRA may be fitted to; all by default.
     """
-    if is_by_layer(method.kernel):
-        return _fit_to_features(method, runner, rows, c, memory, there, usable)
     m, count = runner.manifest, min(len(rows), SAMPLE)
+    if is_by_layer(method.kernel):
+        features = _features_of_sample(method, runner, rows, c, memory, usable)
+        source = TensorSource(put(features, there.device), _parts(m))
+        method.kernel.bind(source.sizes).check(there.memory, there.device)
+        return fit_kernel(method.kernel, source)
     source = TensorSource(torch.empty(0, m.width, device=there.device), _parts(m), [slice(0, count)])
     bound = method.kernel.bind(source.sizes)
     if isinstance(method.kernel, Identity):
@@ -93,29 +96,20 @@ def fit_to_gradients(
     return bound.fit(put_moments(kept[bound.key, c], source), source)
 
 
-def _fit_to_features(
-    method: Method,
-    runner: FeatureRunner,
-    rows: Rows,
-    c: int,
-    memory: int,
-    there: Compute,
-    usable: Tensor | None,
-) -> Fitted:
-    """K from the features of a sample, in memory."""
-    m, usable = runner.manifest, torch.arange(len(rows)) if usable is None else usable
+def _features_of_sample(
+    method: Method, runner: FeatureRunner, rows: Rows, c: int, memory: int, usable: Tensor | None
+) -> Tensor:
+    """(n, D) features of examples spread over those that are usable."""
+    usable = torch.arange(len(rows)) if usable is None else usable
     where = usable[evenly(len(usable), SAMPLE)].tolist()
-    need = 4 * m.width * len(where)
+    need = 4 * runner.manifest.width * len(where)
     if SAMPLE_SHARE * need > memory:
         raise UndeError(
             f"{type(method).__name__} under {method.projection} is fitted to the features of {len(where):,} examples, "
             f"{console.size(need)}, and a quarter of the memory budget of {console.size(memory)} is less: raise "
             "memory=, or take a smaller projection, scores.rescore(top, projection='kron(64)')"
         )
-    passes = runner.passes(rows.subset(where), c, where)
-    source = TensorSource(torch.cat([put(part["features"], there.device) for _, part in passes]), _parts(m))
-    method.kernel.bind(source.sizes).check(there.memory, there.device)
-    return fit_kernel(method.kernel, source)
+    return torch.cat([part["features"] for _, part in runner.passes(rows.subset(where), c, where)])
 
 
 def _parts(m: Manifest) -> Sequence[ParameterColumns]:
