@@ -30,8 +30,8 @@ from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
+from unde.weights.learn import EPOCHS, LEARNING_RATE
 from unde.weights.objective import WeightProblem
-from unde.weights.settings import EPOCHS, LEARNING_RATE
 
 SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 128)}
 COPIES = {"full": (100_000, 256), "quick": (5_000, 64)}

@@ -20,8 +20,8 @@ from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_seen
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
+from unde.weights.learn import ADAMW, EPOCHS, LEARNING_RATE, WEIGHT_DECAY, K
 from unde.weights.objective import WeightProblem
-from unde.weights.settings import ADAMW, EPOCHS, LEARNING_RATE, WEIGHT_DECAY, K
 
 EVERY_BANK = (
     "mnist-resnet",

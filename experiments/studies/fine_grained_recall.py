@@ -26,6 +26,7 @@ import experiments.shared.recognition as recognition
 import experiments.shared.robots as robots
 from experiments.datasets import Queries, robot_queries
 from experiments.shared.cells import Cell, denoiser
+from experiments.shared.hubs import divide_hubs
 from experiments.shared.paths import HERE, RUNS
 from experiments.studies.label_free import DECAY, K_HUBS
 from unde import Weights, learn_weights
@@ -33,7 +34,6 @@ from unde.evaluate import fine_grained, recall_at_k, recall_strength, representa
 from unde.methods import DTRAK
 from unde.scoring import GroupScores
 from unde.ui.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
-from unde.weights.hubs import divide_hubs
 
 PAPER = "Table 6, Figures 2, 3 and 4"
 VARIANTS = ("robots", "emoji")

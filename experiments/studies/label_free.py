@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
+from experiments.shared.hubs import divide_hubs
 from experiments.shared.paths import RESULTS, RUNS, write_json
 from experiments.studies.quality import name_of
 from unde import Index
@@ -28,9 +31,9 @@ from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
 from unde.weights.contributions import Contributions, ResolvedScores
 from unde.weights.fixed_point import Grams, RatioObjective
-from unde.weights.hubs import describe, divide_hubs
+from unde.weights.learn import FIXED_POINT, Settings, fit
 from unde.weights.objective import WeightProblem, select
-from unde.weights.settings import FIXED_POINT, Settings, fit
+from unde.weights.retrieval import describe
 
 PAPER = ""
 RELIABLE = 0.6  # least reliability of a bank
@@ -143,40 +146,24 @@ def joint(learn: GroupScores, retrieval: Retrieval) -> Tensor:
     problems = [_problem(divide_hubs(learn), K_HUBS, None)]
     problems += [_problem(c.scores, 1, c.originals) for c in retrieval.learning.values()]
     shares = [0.5, *([0.5 / (len(problems) - 1)] * (len(problems) - 1))]
-    both = _Both([Grams(p.data, p.queries) for p in problems])
+    grams = Grams(partial(chain, *(Grams.of(p.data, p.queries) for p in problems)), keep=False)
     unweighted = [float(p.values(torch.ones(p.data.groups)).mean()) for p in problems]
     count = sum(len(p.queries) for p in problems)
     factors = [s / u * count / len(p.queries) for s, u, p in zip(shares, unweighted, problems)]
-    objective = RatioObjective(both, scale=1.0, weight_decay=DECAY)
-    w = np.ones(problems[0].data.groups)
+    objective = RatioObjective(grams, scale=1.0, weight_decay=DECAY)
+    w = torch.ones(problems[0].data.groups, dtype=torch.float64)
     for _ in range(20):
-        chosen = [select(p, torch.from_numpy(w))[1].numpy() * f for p, f in zip(problems, factors)]
-        before, (w, _, _) = w, objective.ascend(np.concatenate(chosen), w)
-        if np.abs(w - before).max() < 1e-4:
+        chosen = [select(p, w)[1] * f for p, f in zip(problems, factors)]
+        before, (w, _, _) = w, objective.ascend(torch.cat(chosen), w)
+        if (w - before).abs().max() < 1e-4:
             break
-    return torch.from_numpy(w).float()
+    return w.float()
 
 
 def _problem(source: ResolvedScores, k: int, positives: Tensor | None) -> WeightProblem:
     data = Contributions(source)
     name = "top-k" if positives is None else "supervised"
     return WeightProblem(data, torch.arange(data.queries), k, name, positives)
-
-
-class _Both:
-    """The matrices G_q of several problems, one after the other."""
-
-    def __init__(self, parts: list[Grams]) -> None:
-        self.parts = parts
-
-    def apply(self, vector: np.ndarray) -> np.ndarray:
-        return np.concatenate([part.apply(vector) for part in self.parts])
-
-    def combine(self, factors: np.ndarray) -> np.ndarray:
-        ends = np.cumsum([len(part._queries) for part in self.parts])
-        return np.sum(
-            [p.combine(f) for p, f in zip(self.parts, np.split(factors, ends[:-1]))], axis=0, dtype=np.float64
-        )
 
 
 # --- the choice ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from unde.index.select import select
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 from unde.ui.explorer.ranking import ScoreCache
-from unde.weights.hubs import describe, divide_hubs
+from unde.weights.retrieval import describe
 
 PLAIN, KERNEL = 1e-5, 1e-4  # tolerance, and through a kernel
 SIMPLE = ("tracin", "cosine", "int8")
@@ -142,11 +142,10 @@ def selected(index, _device):
 
 
 def hubs(index, _device):
-    """What is said of weights, and scores divided by the sizes of hubs."""
+    """What is said of weights."""
     scores = index.score(LEARNING)
     found = describe(scores, torch.linspace(0.5, 1.5, len(scores.groups)))
-    divided = divide_hubs(scores).contributions(slice(0, 2)).cpu()
-    return torch.cat([torch.tensor(list(found.values())), divided.flatten()])
+    return torch.tensor(list(found.values()))
 
 
 def live(index, _device):

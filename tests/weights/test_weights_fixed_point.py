@@ -189,6 +189,6 @@ def test_quadratic_minimum_is_that_of_scipy():
     random = np.random.default_rng(0)
     for _ in range(20):
         a, right = random.standard_normal((30, 9)), random.standard_normal(30)
-        h, b = a.T @ a, a.T @ right
-        found = nonnegative_minimum(h, b, np.maximum(random.standard_normal(9), 0), units(h), 1e-12)
-        np.testing.assert_allclose(found, nnls(a, right)[0], atol=1e-8)
+        h, b, w = map(torch.from_numpy, (a.T @ a, a.T @ right, np.maximum(random.standard_normal(9), 0)))
+        found = nonnegative_minimum(h, b, w, units(h), 1e-12)
+        np.testing.assert_allclose(found.numpy(), nnls(a, right)[0], atol=1e-8)

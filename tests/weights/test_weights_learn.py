@@ -7,7 +7,7 @@ from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 from unde.errors import UndeError
 from unde.scoring.arrays import ArrayScores
 from unde.weights import learn_weights
-from unde.weights.settings import SOLVERS
+from unde.weights.learn import SOLVERS
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from experiments.shared.hubs import divide_hubs
 from torch import nn
 from torch.testing import assert_close
 from weights_fakes import CosineScores, FakeScores, random_scores
@@ -11,8 +12,7 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 from unde import Groups, Index, Task
 from unde.methods import DAS, TRAK, TracIn
 from unde.scoring.arrays import ArrayScores
-from unde.weights.hubs import describe, divide_hubs
-from unde.weights.retrieval import Copies, StrengthSearch, search_strength
+from unde.weights.retrieval import Copies, StrengthSearch, describe, search_strength
 
 
 def names(values):

@@ -91,7 +91,7 @@ def learn(
     """
     from unde.cli.project import Project, cached_scores
     from unde.weights import learn_weights
-    from unde.weights.hubs import effect_in_words
+    from unde.weights.retrieval import effect_in_words
 
     settings = {
         "objective": objective, "k": k, "weight_decay": weight_decay, "solver": solver, "epochs": epochs, "lr": lr,

@@ -24,9 +24,8 @@ from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.ground_truth import FEWEST_TO_SPLIT, Truth, read_truth
 from unde.fingerprints import origins
 from unde.weights.contributions import Contributions
-from unde.weights.learn import check_queries, check_scores
+from unde.weights.learn import EPOCHS, LEARNING_RATE, Settings, check_queries, check_scores, fit
 from unde.weights.objective import WeightProblem
-from unde.weights.settings import EPOCHS, LEARNING_RATE, Settings, fit
 from unde.weights.weights import Weights
 
 KS = (1, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)  # the paper's

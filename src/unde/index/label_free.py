@@ -26,8 +26,7 @@ from unde.scoring.group_scores import GroupScores
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, learn_weights
 from unde.weights.contributions import CACHE_SHARE
-from unde.weights.hubs import effect_in_words
-from unde.weights.retrieval import Copies, StrengthSearch, search_strength
+from unde.weights.retrieval import Copies, StrengthSearch, effect_in_words, search_strength
 
 # Passes of the search, for one kind of perturbation and for two, and of the report; `examples` more are learned from.
 SEARCH_SIZES = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most

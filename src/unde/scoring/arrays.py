@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unde.default_device import host_default
 from unde.errors import UndeError
-from unde.scoring.base import Scores, WeightsLike
+from unde.scoring.base import Scores, WeightsLike, pick
 from unde.scoring.blocks import TopK, cut, rows_per_block
 from unde.scoring.train_features import TrainFeatures
 
@@ -70,58 +70,38 @@ class Additive:
 
 
 @host_default
+@dataclass(frozen=True, repr=False, eq=False)
 class ArrayScores(Scores):
     """Scores (Q, N, M) of Q queries against N training examples, sums over M groups; `from_arrays` makes them.
 
     The array may be larger than memory, such as a memory map: it is read in blocks of at most `memory` bytes.
     """
 
-    def __init__(
-        self,
-        values: Array,
-        groups: Sequence[str],
-        memory: int = MEMORY,
-        *,
-        ids: Sequence[Any] | None = None,
-        query_ids: Sequence[Any] | None = None,
-        method: Any = None,
-        provenance: dict[str, Any] | None = None,
-    ) -> None:
-        if values.ndim != 3 or values.shape[2] != len(groups):
+    values: Array  # (Q, N, M)
+    names: Sequence[str]  # of the M groups
+    memory: int = MEMORY
+    ids: Sequence[Any] | None = None
+    query_ids: Sequence[Any] | None = None
+    method: Any = Additive()
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 3 or self.values.shape[2] != len(self.names):
             raise UndeError(
-                f"contributions have shape {tuple(values.shape)}: expected (queries, training examples, "
-                f"{len(groups)}), since {len(groups)} group names were given"
+                f"contributions have shape {tuple(self.values.shape)}: expected (queries, training examples, "
+                f"{len(self.names)}), since {len(self.names)} group names were given"
             )
-        self.values = values.float() if isinstance(values, Tensor) else values  # (Q, N, M)
-        self._groups, self._ids, self._query_ids = list(groups), ids, query_ids
-        self._memory = memory
-        self._method = method or Additive()
-        self.provenance = provenance or {}
+        if isinstance(self.values, Tensor):
+            object.__setattr__(self, "values", self.values.float())
 
     @property
     def groups(self) -> list[str]:
         """Names of the M groups, in order."""
-        return list(self._groups)
+        return list(self.names)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
-
-    @property
-    def method(self) -> Any:
-        return self._method
-
-    @property
-    def memory(self) -> int:
-        return self._memory
-
-    @property
-    def query_ids(self) -> Sequence[Any] | None:
-        return self._query_ids
-
-    @property
-    def ids(self) -> Sequence[Any] | None:
-        return self._ids
 
     @cached_property
     def query_digests(self) -> list[str]:
@@ -149,9 +129,8 @@ class ArrayScores(Scores):
 
     def select(self, queries: Tensor) -> ArrayScores:
         """The scores of some of the queries, by number."""
-        names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
         values = self.values[queries if isinstance(self.values, Tensor) else queries.numpy()]
-        return self._replace(values, self._groups, names)
+        return replace(self, values=values, query_ids=pick(self.query_ids, queries))
 
     def by_group(self) -> Tensor:
         """(Q, N, M), all in memory."""
@@ -159,30 +138,19 @@ class ArrayScores(Scores):
 
     def regroup(self, groups: Mapping[str, Sequence[str]]) -> ArrayScores:
         """The same scores under coarser groups, {new name: names of present groups}; in memory."""
-        return self._replace(self.by_group() @ self._joint_groups(groups), list(groups), self.query_ids)
-
-    def _replace(self, values: Array, groups: Sequence[str], query_ids: Sequence[Any] | None) -> ArrayScores:
-        return ArrayScores(
-            values,
-            groups,
-            self.memory,
-            ids=self._ids,
-            query_ids=query_ids,
-            method=self.method,
-            provenance=self.provenance,
-        )
+        return replace(self, values=self.by_group() @ self._joint_groups(groups), names=list(groups))
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
     def _query_blocks(self, each: int) -> Iterator[slice]:
         """Queries whose contributions take `each` bytes of the budget a number."""
-        return cut(slice(0, len(self)), max(1, self.memory // (each * self.shape[1] * len(self._groups))))
+        return cut(slice(0, len(self)), max(1, self.memory // (each * self.shape[1] * len(self.names))))
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training examples, (q, n, M) contributions); all at once where they are in memory."""
         examples, count = self.shape[1], len(range(*queries.indices(len(self))))
         in_memory = isinstance(self.values, Tensor)
-        step = examples if in_memory else rows_per_block(count, len(self._groups), self.memory)
+        step = examples if in_memory else rows_per_block(count, len(self.names), self.memory)
         for rows in cut(slice(0, examples), max(1, step)):
             yield rows, _float(self.values[queries, rows])
 
@@ -251,10 +219,7 @@ def from_arrays(
         )
     _check_ids("ids", ids, shape, 1)
     _check_ids("query_ids", query_ids, shape, 0)
-    provenance = {"method": {"name": name}}
-    scores = ArrayScores(
-        array, names, memory, ids=ids, query_ids=query_ids, method=Additive(name), provenance=provenance
-    )
+    scores = ArrayScores(array, names, memory, ids, query_ids, Additive(name), {"method": {"name": name}})
     _check_finite(scores)
     return scores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from unde.scoring.top import Top
 DOCUMENT_SHARE = 8  # sums, and the scores added to them, take at most 1/8 of the memory budget each
 
 S = TypeVar("S", bound="Scores")
+T = TypeVar("T")
 
 
 class GroupWeights(Protocol):
@@ -53,6 +54,9 @@ class Scores(ABC):
         @property
         def query_ids(self) -> Sequence[Any] | None: ...  # names of the queries
 
+        @property
+        def ids(self) -> Sequence[Any] | None: ...  # the users' names of the training examples
+
     @property
     def default_weights(self) -> GroupWeights | None:
         """Weights of a calibration, used where none are passed."""
@@ -67,11 +71,6 @@ class Scores(ABC):
     @abstractmethod
     def shape(self) -> tuple[int, int]:
         """Queries and training examples, (Q, N)."""
-
-    @property
-    @abstractmethod
-    def ids(self) -> Sequence[Any] | None:
-        """The users' names of the training examples."""
 
     @abstractmethod
     def total(self, weights: WeightsLike = None) -> Tensor:
@@ -111,6 +110,10 @@ class Scores(ABC):
         }
         return facts(self.title, table | {"groups": list_names(self.groups)})
 
+    def _name_documents(self, by: Names | None) -> Pieces | None:
+        """The documents to rank, or None for training examples."""
+        return None if by is None else name_pieces(by, self.shape[1], "training examples")
+
     # --- ranking ----------------------------------------------------------------------------------------
 
     def top(
@@ -147,7 +150,7 @@ class Scores(ABC):
         """
         w, skipped = self.align_weights(weights), self.skipped()
         named = None if queries is None else name_pieces(queries, self.shape[0], "queries")
-        train = None if by is None else name_pieces(by, self.shape[1], "training examples")
+        train = self._name_documents(by)
         if train is None and (named is None or named.whole):
             check_k(k, len(skipped) - int(skipped.sum()), int(skipped.sum()), self.noun)
             top = self.rank(w, k, largest).top(self.ids)
@@ -227,3 +230,12 @@ class Scores(ABC):
         for j, names in enumerate(groups.values()):
             joint[[number[name] for name in names], j] = 1
         return joint
+
+
+@overload
+def pick(names: None, queries: Tensor) -> None: ...
+@overload
+def pick(names: Sequence[T], queries: Tensor) -> list[T]: ...
+def pick(names: Sequence[T] | None, queries: Tensor) -> list[T] | None:
+    """What belongs to some of the queries, by number."""
+    return None if names is None else [names[q] for q in queries.tolist()]

@@ -13,7 +13,7 @@ from torch import Tensor
 from unde.default_device import host_default
 from unde.errors import UndeError
 from unde.methods import FinalContext, Method
-from unde.scoring.base import Names, Scores, WeightsLike
+from unde.scoring.base import Names, Scores, WeightsLike, pick
 from unde.scoring.blocks import TopK, check_finite, stable_top
 from unde.scoring.documents import Pieces
 from unde.scoring.top import Top
@@ -95,22 +95,12 @@ class CandidateScores(Scores):
         """(Q, k, M) contributions of the groups, before `final`."""
         return self.contributions(slice(0, len(self)))
 
-    def top(
-        self,
-        k: int,
-        weights: WeightsLike = None,
-        largest: bool = True,
-        *,
-        by: Names | None = None,
-        queries: Names | None = None,
-    ) -> Top:
-        """The k best of the candidates of each query (largest=False: the k smallest scores)."""
+    def _name_documents(self, by: Names | None) -> None:
         if by is not None:
             raise UndeError(
                 "documents cannot be ranked by some of their pieces, and only candidates have scores here: rank "
                 "documents with the scores of all examples, scores.top(k, by=…)"
             )
-        return super().top(k, weights, largest, queries=queries)
 
     def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
         best = TopK(len(self), k, largest)
@@ -128,14 +118,13 @@ class CandidateScores(Scores):
 
     def select(self, queries: Tensor) -> CandidateScores:
         """The scores of some of the queries, by number."""
-        numbers = queries.tolist()
         return replace(
             self,
             indices=self.indices[queries],
             linear=self.linear[queries],
             norms=self.norms.select(queries),
-            query_digests=[self.query_digests[q] for q in numbers],
-            query_ids=None if self.query_ids is None else [self.query_ids[q] for q in numbers],
+            query_digests=pick(self.query_digests, queries),
+            query_ids=pick(self.query_ids, queries),
         )
 
     def regroup(self, groups: Mapping[str, Sequence[str]]) -> CandidateScores:

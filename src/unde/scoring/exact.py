@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,10 +14,10 @@ from torch import Tensor
 from unde.console import size
 from unde.default_device import host_default
 from unde.errors import UndeError, explain
-from unde.methods import FinalContext, Method
+from unde.methods import FinalContext
 from unde.scoring import diagnostics
 from unde.scoring.arrays import Array, ArrayScores
-from unde.scoring.base import WeightsLike
+from unde.scoring.base import WeightsLike, pick
 from unde.scoring.blocks import check_finite
 from unde.scoring.data_splits import shared
 from unde.scoring.documents import Pieces
@@ -38,6 +36,7 @@ class PairNorms:
 
 
 @host_default
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class ExactScores(ArrayScores):
     """Scores of Q queries against N training examples, from whole gradients.
 
@@ -46,30 +45,13 @@ class ExactScores(ArrayScores):
     """
 
     title = "Exact scores"
-
-    def __init__(
-        self,
-        values: Array,
-        groups: Sequence[str],
-        memory: int,
-        *,
-        method: Method,
-        query_digests: Sequence[str],
-        train_digests: Sequence[str],
-        norms: PairNorms,
-        provenance: dict[str, Any],
-        ids: Sequence[Any] | None = None,
-        query_ids: Sequence[Any] | None = None,
-    ) -> None:
-        super().__init__(
-            values, groups, memory, ids=ids, query_ids=query_ids, method=method, provenance=provenance
-        )
-        self.query_digests = list(query_digests)
-        self._train_digests, self._norms = train_digests, norms
+    query_digests: list[str]
+    train_digests: Sequence[str]
+    norms: PairNorms
 
     def trained_on(self) -> list[int]:
         """Positions of the queries that are training examples, by content."""
-        return shared(self.query_digests, self._train_digests)
+        return shared(self.query_digests, self.train_digests)
 
     def total(self, weights: WeightsLike = None) -> Tensor:
         """(Q, N) scores, held beside the memory budget; positive = proponent."""
@@ -94,9 +76,8 @@ class ExactScores(ArrayScores):
         """The scores of some of the queries, by number."""
         some = super().select(queries)
         assert isinstance(some, ExactScores)
-        some.query_digests = [self.query_digests[q] for q in queries.tolist()]
-        some._norms = PairNorms(self._norms.queries[queries], self._norms.train)
-        return some
+        norms = PairNorms(self.norms.queries[queries], self.norms.train)
+        return replace(some, query_digests=pick(self.query_digests, queries), norms=norms)
 
     def regroup(self, groups: Mapping[str, Sequence[str]]) -> ExactScores:
         """The same scores under coarser groups, {new name: names of present groups}."""
@@ -105,17 +86,16 @@ class ExactScores(ArrayScores):
         for q in self._query_blocks(16):
             for rows, parts in self.stream(q):
                 values[q, rows] = parts @ joint if isinstance(values, Tensor) else (parts @ joint).numpy()
-        out = self._replace(values, list(groups), self.query_ids)
-        out._norms = PairNorms(self._norms.queries @ joint, self._norms.train @ joint)
-        return out
+        norms = PairNorms(self.norms.queries @ joint, self.norms.train @ joint)
+        return replace(self, values=values, names=list(groups), norms=norms)
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         """Final scores of a block from their linear part; differentiable in `weights` (M,)."""
         if self.method.linear:
             return linear
         sides = FinalContext(
-            query_squares=lambda: self._norms.queries[queries],
-            train_squares=lambda: self._norms.train[train],
+            query_squares=lambda: self.norms.queries[queries],
+            train_squares=lambda: self.norms.train[train],
             leverage=_no_leverage,
             extra_values=_no_leverage,
         )
@@ -130,16 +110,11 @@ class ExactScores(ArrayScores):
 
         >>> scores.diagnose(scores.top(10))  # doctest: +SKIP
         """
-        flat = int((~self._norms.train.any(1)).sum())
+        flat = int((~self.norms.train.any(1)).sum())
         found = [diagnostics.describe_zero_examples(flat, self.shape[1])] if flat else []
-        zero = (~self._norms.queries.any(1)).nonzero()[:, 0].tolist()
+        zero = (~self.norms.queries.any(1)).nonzero()[:, 0].tolist()
         names = range(self.shape[0]) if self.query_ids is None else self.query_ids
         return found + diagnostics.describe_scores(zero, names, queries, top, self.shape[1], self.ids)
-
-    def _replace(self, values: Array, groups: Sequence[str], query_ids: Sequence[Any] | None) -> ExactScores:
-        out = copy(self)
-        out.values, out._groups, out._query_ids = values, list(groups), query_ids
-        return out
 
 
 def empty_scores(shape: tuple[int, int, int], memory: int) -> Array:

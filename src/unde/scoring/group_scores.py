@@ -25,7 +25,7 @@ from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
-from unde.scoring.base import GroupWeights, Scores, WeightsLike
+from unde.scoring.base import GroupWeights, Scores, WeightsLike, pick
 from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_underflow, cut
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QuerySide, multiply_groups, sum_products
@@ -122,7 +122,7 @@ class GroupScores(Scores):
         tensor([[1., 2.]])
         """
         w = self.align_weights(weights)
-        out = self._results(*self.shape)
+        out = _empty(self.shape, self._result_device(4 * math.prod(self.shape)))
         here = out if out.device == self.train.device else None
         for rows, q, part in self.totals(w, into=here):
             if here is None or not self.method.linear or self.method.groupwise:  # else it is in place
@@ -152,13 +152,7 @@ class GroupScores(Scores):
                 f"by_group() of {q} × {n} × {m} needs {console.size(need)}, the budget "
                 f"is {console.size(self.memory)}: score fewer queries, regroup, or raise memory="
             )
-        out = self._results(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
-        whole = out.transpose(1, 2)
-        here = out.transpose(0, 1) if out.device == self.train.device else None
-        for rows, part in self._stream(slice(0, q), here):
-            if here is None or self.method.groupwise:
-                whole[:, rows] = part
-        return whole.cpu()
+        return self._contributions(slice(0, q), self._result_device(4 * q * m * n)).cpu()
 
     def rescore(
         self,
@@ -226,20 +220,26 @@ class GroupScores(Scores):
         return replace(
             self,
             queries=self.queries[:, queries],
-            query_digests=[self.query_digests[q] for q in queries.tolist()],
-            query_ids=None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()],
+            query_digests=pick(self.query_digests, queries),
+            query_ids=pick(self.query_ids, queries),
             rescorer=None if self.rescorer is None else self.rescorer.select(queries),
         )
 
     # --- blocks of contributions, for the weight learner --------------------------------------------------
 
     def contributions(self, queries: slice) -> Tensor:
-        """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
+        """(q, N, M) linear contributions of a block of queries; those to a group lie together in memory."""
+        return self._contributions(queries, self.train.device)
+
+    def _contributions(self, queries: slice, device: torch.device) -> Tensor:
         count = len(range(*queries.indices(len(self))))
-        out = torch.empty(count, self.train.examples, len(self.partition), device=self.train.device)
-        for rows, part in self.stream(queries):
-            out[:, rows] = part
-        return out
+        out = _empty((count, len(self.partition), self.train.examples), device)
+        whole = out.transpose(1, 2)
+        into = out.transpose(0, 1) if device == self.train.device else None
+        for rows, part in self._stream(queries, into):
+            if into is None or self.method.groupwise:  # else it is in place
+                whole[:, rows] = part
+        return whole
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training examples, contributions (q, n, M)), block by block within the memory budget.
@@ -372,13 +372,11 @@ class GroupScores(Scores):
         there = self.train.block_memory
         return self.memory if there is None else there // 2
 
-    def _results(self, *shape: int) -> Tensor:
-        """Uninitialized: where blocks are, so that the host waits for all of them at once, or on the host."""
-        device = self.train.device
-        if device != CPU and 4 * math.prod(shape) <= self.block_memory // RESULT_SHARE:
-            return torch.empty(shape, device=device)
-        # NumPy requests huge pages, which makes filling large results several times faster
-        return torch.from_numpy(np.empty(shape, dtype=np.float32))
+    def _result_device(self, need: int) -> torch.device:
+        """Where results of so many bytes go: where blocks are, so that the host waits for all of them at once, or to
+        the host."""
+        fits = need <= self.block_memory // RESULT_SHARE
+        return self.train.device if fits else CPU
 
     @property
     def _most(self) -> int:
@@ -406,3 +404,10 @@ class GroupScores(Scores):
     @cached_property
     def extra_values(self) -> Tensor:
         return self.train.extra_values()
+
+
+def _empty(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Uninitialized numbers; NumPy requests huge pages, which makes filling large results several times faster."""
+    return (
+        torch.from_numpy(np.empty(shape, np.float32)) if device == CPU else torch.empty(shape, device=device)
+    )

@@ -32,26 +32,25 @@ code also stops when a new selection has raised J by less than a millionth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from unde.devices import double_device, put
 from unde.weights.contributions import Contributions
 from unde.weights.objective import Fit, WeightProblem, select, zero_contributions_error
 
-Array = NDArray[np.float64]
-
 _PASSES = 50  # selections at most; about ten are usual
 _STEPS = 200  # steps with one selection at most; ten or twenty are usual
 _RISE = 1e-6  # a selection that raises J by less than this is the last
 _SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has a unit diagonal
 _PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
+_LENGTH = 1e-6  # accuracy of the length of a step
+_TURNS = 20  # guesses of which weights are zero; a few are usual
 
 
 def fixed_point(problem: WeightProblem, weight_decay: float) -> Fit:
@@ -61,93 +60,89 @@ def fixed_point(problem: WeightProblem, weight_decay: float) -> Fit:
 
 def fixed_points(problems: Sequence[WeightProblem], weight_decays: Sequence[float]) -> list[Fit]:
     """Solve several problems with the same queries, which share the matrices G_q."""
-    grams = Grams(problems[0].data, problems[0].queries)
+    grams = Grams.of(problems[0].data, problems[0].queries)
     return [_solve(problem, decay, grams) for problem, decay in zip(problems, weight_decays)]
 
 
 def _solve(problem: WeightProblem, weight_decay: float, grams: Grams) -> Fit:
-    w = np.ones(problem.data.groups)
-    chosen, mean = select(problem, torch.from_numpy(w))
-    rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
+    w = torch.ones(problem.data.groups, dtype=torch.float64)
+    chosen, mean = select(problem, w)
+    rho, _ = _ratios(mean, w, grams.apply(w))
     if not rho.any():
         raise zero_contributions_error()
     unweighted = float(rho.mean())
-    goal = RatioObjective(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
+    goal = RatioObjective(grams, scale=float(rho.abs().mean()), weight_decay=weight_decay)
     curve: list[float] = []
     best = -math.inf
     for _ in range(_PASSES):
-        w, value, converged = goal.ascend(mean.numpy(), w)
+        w, value, converged = goal.ascend(mean, w)
         curve.append((value + goal.penalty(w)) * goal.scale)
         before = chosen
-        chosen, mean = select(problem, torch.from_numpy(w))
+        chosen, mean = select(problem, w)
         if torch.equal(chosen, before) or value - best < _RISE:
-            return Fit(torch.from_numpy(w), unweighted, curve, converged)
+            return Fit(w, unweighted, curve, converged)
         best = value
-    return Fit(torch.from_numpy(w), unweighted, curve, converged=False)
+    return Fit(w, unweighted, curve, converged=False)
 
 
 class Grams:
-    """G_q = C_qᵀ C_q of every query: cached if they fit in half the budget, else recomputed on every use."""
+    """The matrices G_q of all queries in order, (q, M, M) in float64 for some at a time.
 
-    def __init__(self, data: Contributions, queries: Tensor) -> None:
-        self._data, self._queries = data, queries
-        self._bytes = 8 * data.groups**2  # for each query, in float64
-        self._fits = len(queries) * self._bytes <= data.memory // 2
-        self._cache: list[tuple[slice, Tensor]] | None = None
+    `compute` makes them; they are kept, or made again on every use.
+    """
 
-    def apply(self, vector: Array) -> Array:
+    def __init__(self, compute: Callable[[], Iterable[Tensor]], keep: bool = True) -> None:
+        self._compute, self._keep = compute, keep
+        self._kept: list[Tensor] | None = None
+
+    @classmethod
+    def of(cls, data: Contributions, queries: Tensor) -> Grams:
+        """C_qᵀ C_q of contributions, kept if they fit in half the budget."""
+        keep = 8 * data.groups**2 * len(queries) <= data.memory // 2
+        return cls(partial(_multiply_groups, data, queries), keep)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._keep and self._kept is None:
+            self._kept = list(self._compute())
+        return iter(self._compute() if self._kept is None else self._kept)
+
+    def apply(self, vector: Tensor) -> Tensor:
         """G_q v for each query: (Q', M)."""
-        v = put(torch.from_numpy(vector), self._data.device)
-        products = [(gram.flatten(0, 1) @ v).view(len(gram), -1) for _, gram in self._all()]
-        return torch.cat(products).cpu().numpy()
+        return torch.cat([(g.flatten(0, 1) @ vector.to(g)).view(len(g), -1).cpu() for g in self])
 
-    def combine(self, factors: Array) -> Array:
+    def combine(self, factors: Tensor) -> Tensor:
         """Σ_q f_q G_q: (M, M)."""
-        total = self._zeros()
-        for places, gram in self._all():
-            total += (torch.from_numpy(factors[places]).to(total) @ gram.flatten(1)).view_as(total)
-        return total.cpu().numpy()
-
-    def _zeros(self, *count: int) -> Tensor:
-        """(…, M, M) in float64, where that is computed with the contributions."""
-        shape = *count, self._data.groups, self._data.groups
-        return torch.zeros(shape, dtype=torch.float64, device=double_device(self._data.device))
-
-    def _all(self) -> Iterable[tuple[slice, Tensor]]:
-        if self._fits and self._cache is None:
-            self._cache = list(self._compute())
-        return self._compute() if self._cache is None else self._cache
-
-    def _compute(self) -> Iterator[tuple[slice, Tensor]]:
-        """Places of queries with their (q, M, M) matrices, in float64: squares lose half the digits."""
-        for span, blocks in self._data.sweep("products of groups", self._queries, self._bytes):
-            gram = self._zeros(len(span.wanted))
-            for _, block in blocks:
-                for place, row in enumerate(span.wanted.tolist()):
-                    c = put(block[row], self._data.device, torch.float64)
-                    gram[place] += c.T @ c
-            yield span.places, gram
+        total, start = torch.zeros((), dtype=torch.float64), 0
+        for g in self:
+            total = total.to(g) + (factors[start : start + len(g)].to(g) @ g.flatten(1)).view_as(g[0])
+            start += len(g)
+        return total.cpu()
 
 
-class GramMatrices(Protocol):
-    """The matrices G_q of all queries: G_q v of each, (Q', M), and Σ_q f_q G_q, (M, M)."""
-
-    def apply(self, vector: Array) -> Array: ...
-    def combine(self, factors: Array) -> Array: ...
+def _multiply_groups(data: Contributions, queries: Tensor) -> Iterator[Tensor]:
+    """C_qᵀ C_q of some queries at a time, in float64: squares lose half the digits."""
+    groups, device = data.groups, double_device(data.device)
+    for span, blocks in data.sweep("products of groups", queries, 8 * groups**2):
+        gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64, device=device)
+        for _, block in blocks:
+            for place, row in enumerate(span.wanted.tolist()):
+                c = put(block[row], data.device, torch.float64)
+                gram[place] += c.T @ c
+        yield gram
 
 
 @dataclass(frozen=True)
 class RatioObjective:
     """J for a fixed selection, and how to climb it."""
 
-    grams: GramMatrices
+    grams: Grams
     scale: float  # F₁
     weight_decay: float
 
-    def penalty(self, w: Array) -> float:
+    def penalty(self, w: Tensor) -> float:
         return self.weight_decay / 2 * (float(w @ w) / len(w) - 1)  # mean(w) is 1
 
-    def ascend(self, a: Array, w: Array) -> tuple[Array, float, bool]:
+    def ascend(self, a: Tensor, w: Tensor) -> tuple[Tensor, float, bool]:
         """The maximum of J from `w`, its value, and whether the first-order conditions hold there."""
         gw = self.grams.apply(w)  # (Q', M)
         for _ in range(_STEPS):
@@ -155,27 +150,29 @@ class RatioObjective:
             unit = units(h)
             slope = b - h @ w
             # How far a unit step up the slope moves w ≥ 0: zero just where the first-order conditions hold.
-            if np.abs(np.maximum(w * unit + slope / unit, 0) - w * unit).max() <= _SLOPE:
+            if ((w * unit + slope / unit).clamp(min=0) - w * unit).abs().max() <= _SLOPE:
                 return w, self._value(a, w, gw), True
             target = nonnegative_minimum(h, b, w, unit, _PROXIMAL)
             step = target / target.mean() - w
             w, gw = self._line_search(a, w, gw, step, float(slope @ step))
         return w, self._value(a, w, gw), False
 
-    def _value(self, a: Array, w: Array, gw: Array) -> float:
+    def _value(self, a: Tensor, w: Tensor, gw: Tensor) -> float:
         return float(_ratios(a, w, gw)[0].mean()) / self.scale - self.penalty(w)
 
-    def _model(self, a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
+    def _model(self, a: Tensor, w: Tensor, gw: Tensor) -> tuple[Tensor, Tensor]:
         """H (M, M) and b (M,) of the quadratic model at w."""
         groups, per_query = len(w), 1 / (self.scale * len(a))
         rho, inverse = _ratios(a, w, gw)
-        h = self.grams.combine(np.abs(rho) * inverse**2 * per_query)
-        h[np.diag_indices(groups)] += self.weight_decay / groups
+        h = self.grams.combine(rho.abs() * inverse**2 * per_query)
+        h.diagonal().add_(self.weight_decay / groups)
         b = (inverse * per_query) @ a + self.weight_decay / groups * float(w @ w) / groups
-        b += ((np.abs(rho) - rho) * inverse**2 * per_query) @ gw
+        b += ((rho.abs() - rho) * inverse**2 * per_query) @ gw
         return h, b
 
-    def _line_search(self, a: Array, w: Array, gw: Array, step: Array, rise: float) -> tuple[Array, Array]:
+    def _line_search(
+        self, a: Tensor, w: Tensor, gw: Tensor, step: Tensor, rise: float
+    ) -> tuple[Tensor, Tensor]:
         """The top of J on the way from w to w + step, with its G_q w.
 
         The products with G_q are linear along the way, so the search costs O(Q') for each length tried.
@@ -189,74 +186,59 @@ class RatioObjective:
             along = (a @ step) * inverse - rho * inverse**2 * (gx @ step)  # (Q',)
             return float(along.mean()) / self.scale - self.weight_decay / len(w) * float(x @ step)
 
-        from scipy.optimize import brentq  # slow to import
-
-        length = 1.0 if slope(1.0) >= 0 or slope(0.0) <= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
+        length = 1.0
+        if slope(1.0) < 0 < slope(0.0):
+            low, high = 0.0, 1.0
+            while high - low > _LENGTH:
+                length = (low + high) / 2
+                low, high = (length, high) if slope(length) > 0 else (low, length)
         # A top need not be the highest one: J must have risen (Armijo), but for rounding.
         while self._value(a, w + length * step, gw + length * gstep) < start + 1e-4 * length * rise - 1e-14:
             length /= 2
-        return np.maximum(w + length * step, 0), gw + length * gstep
+        return (w + length * step).clamp(min=0), gw + length * gstep
 
 
-def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
+def _ratios(a: Tensor, w: Tensor, gw: Tensor) -> tuple[Tensor, Tensor]:
     """ρ_q and 1/n_q of each query, both 0 for a query whose scores are all zero."""
     squares = gw @ w  # (Q',)
-    inverse = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
+    inverse = torch.where(squares > 0, squares, math.inf).rsqrt()
     return (a @ w) * inverse, inverse
 
 
-Array = NDArray[np.float64]
-
-_TURNS = 20  # guesses of which weights are zero; a few are usual
-
-
-# --- minima of quadratic forms over w ≥ 0 --------------------------------------------------------------------
-# Products and factors are torch's. NumPy and SciPy bring a library with threads of its own, which go on waiting for
-# work, busily, a tenth of a second after they had some: the cores that the next pass over contributions needs.
-
-
-def product(h: Array, x: Array) -> Array:
-    """h x, of a matrix and a vector."""
-    return torch.mv(torch.from_numpy(h), torch.from_numpy(x)).numpy()
-
-
-def units(h: Array) -> Array:
+def units(h: Tensor) -> Tensor:
     """Groups' contributions differ by orders of magnitude; in w·unit, H has a unit diagonal."""
-    found = np.sqrt(np.diag(h))
-    return np.where(found > 0, found, 1.0)  # groups without contributions
+    diagonal = h.diagonal().sqrt()
+    return torch.where(diagonal > 0, diagonal, 1.0)  # groups without contributions
 
 
-def nonnegative_minimum(h: Array, b: Array, w: Array, unit: Array, proximal: float) -> Array:
+def nonnegative_minimum(h: Tensor, b: Tensor, w: Tensor, unit: Tensor, proximal: float) -> Tensor:
     """argmin over x ≥ 0 of ½ xᵀHx − b·x, with a faint pull to w.
 
     Which weights are zero is guessed from w and mended until the first-order conditions hold; where guesses go round in
     circles, the active-set method of scipy finds it, slowly.
     """
     scaled = h / unit[:, None] / unit
-    scaled[np.diag_indices(len(w))] += proximal
+    scaled.diagonal().add_(proximal)
     right = b / unit + proximal * w * unit
-    close = 1e-12 * float(np.abs(right).max(initial=0.0))
-    free = (w > 0) | (b > product(h, w))
+    close = 1e-12 * float(right.abs().max())
+    free = (w > 0) | (b > h @ w)
     for _ in range(_TURNS):
-        x, inside = np.zeros(len(w)), np.flatnonzero(free)
-        if len(inside):
-            factor = torch.linalg.cholesky(torch.from_numpy(scaled[np.ix_(inside, inside)]))
-            x[inside] = torch.cholesky_solve(torch.from_numpy(right[inside, None]), factor)[:, 0].numpy()
-        wrong = np.where(free, x < 0, right - product(scaled, x) > close)
+        x = torch.zeros_like(w)
+        if free.any():
+            factor = torch.linalg.cholesky(scaled[free][:, free])
+            x[free] = torch.cholesky_solve(right[free, None], factor)[:, 0]
+        wrong = torch.where(free, x < 0, right - scaled @ x > close)
         if not wrong.any():
             return x / unit
         free ^= wrong
-    from scipy.linalg import cholesky, solve_triangular  # slow to import
-    from scipy.optimize import nnls
+    from scipy.optimize import nnls  # slow to import
 
-    root = cholesky(scaled, lower=True)
-    return nnls(root.T, solve_triangular(root, right, lower=True))[0] / unit
-
-
-Array = NDArray[np.float64]
+    root = torch.linalg.cholesky(scaled)
+    target = torch.linalg.solve_triangular(root, right[:, None], upper=False)[:, 0]
+    return torch.from_numpy(nnls(root.T.numpy(), target.numpy())[0]) / unit
 
 
-def fit_to_retrained(predictions: Array, utility: Array, weight_decay: float) -> Array:
+def fit_to_retrained(predictions: np.ndarray, utility: np.ndarray, weight_decay: float) -> np.ndarray:
     """Fit one weight for each group, (M,) of mean 1, to predictions (S, Q, M) and utilities (S, Q), or their ranks.
 
     With P_q (S, M) what each group predicts for the S models and u_q their utilities, both centred over the models,
@@ -266,29 +248,15 @@ def fit_to_retrained(predictions: Array, utility: Array, weight_decay: float) ->
     is a mean of ratios as the objective above is, with a_q = P_qᵀ u_q / ‖u_q‖ and G_q = P_qᵀ P_q, and the same
     iteration climbs it, with the same pull towards uniform weights.
     """
-    x = predictions - predictions.mean(0)
-    u = utility - utility.mean(0)
-    u = u / np.maximum(np.linalg.norm(u, axis=0), np.finfo(np.float64).tiny)
-    x = x.transpose(1, 0, 2)  # (Q, S, M)
-    ones = np.ones(x.shape[2])
-    norms = np.linalg.norm(x @ ones, axis=1)  # of the unweighted predictions of each query
-    x = x / np.where(norms > 0, norms, 1.0)[:, None, None]
-    signal = np.einsum("qsm,sq->qm", x, u)
-    unweighted = np.abs(signal @ ones).mean() if len(signal) else 0.0
-    if not unweighted > 0:
-        return ones
-    objective = RatioObjective(_MomentMatrices(x), scale=float(unweighted), weight_decay=weight_decay)
-    return objective.ascend(signal, ones)[0]
-
-
-class _MomentMatrices:
-    """G_q = P_qᵀ P_q, in memory."""
-
-    def __init__(self, x: Array) -> None:
-        self.grams = np.matmul(x.transpose(0, 2, 1), x)  # (Q, M, M)
-
-    def apply(self, vector: Array) -> Array:
-        return self.grams @ vector
-
-    def combine(self, factors: Array) -> Array:
-        return np.tensordot(factors, self.grams, 1)
+    x, u = (torch.from_numpy(v).double() for v in (predictions, utility))
+    x, u = (x - x.mean(0)).transpose(0, 1), (u - u.mean(0)).T  # (Q, S, M), (Q, S)
+    u = u / u.norm(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+    norms = x.sum(2).norm(dim=1)  # of the unweighted predictions of each query
+    x = x / torch.where(norms > 0, norms, 1.0)[:, None, None]
+    signal = torch.einsum("qsm,qs->qm", x, u)
+    ones, unweighted = torch.ones(x.shape[2], dtype=torch.float64), signal.sum(1).abs()
+    if not unweighted.any():
+        return ones.numpy()
+    grams = Grams(lambda: [x.transpose(1, 2) @ x])
+    objective = RatioObjective(grams, scale=float(unweighted.mean()), weight_decay=weight_decay)
+    return objective.ascend(signal, ones)[0].numpy()

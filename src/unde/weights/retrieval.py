@@ -9,7 +9,7 @@ known: n. Self-retrieval needs no k; what it maximises over w ≥ 0 is
 strength is searched until the unweighted method finds a target share of them.
 
 Identity is not influence: groups that tell examples apart need not be those that tell what a model learned from them,
-so these weights can harm, and only retrained models tell.
+so these weights can harm, and only retrained models tell. `describe` tells what any weights make of scores.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch import Tensor
 
 from unde.devices import put
 from unde.weights.contributions import Contributions, ResolvedScores
+from unde.weights.learn import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
 from unde.weights.objective import WeightProblem
-from unde.weights.settings import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
+from unde.weights.weights import Weights
 
 TARGET = 0.25  # the share that the unweighted method should find
 
@@ -99,3 +100,57 @@ def search_strength(
         shares.append((middle, share(middle)))
         low, high = (middle, high) if shares[-1][1] > target else (low, middle)
     return StrengthSearch(min(shares, key=lambda at: (abs(at[1] - target), at[0]))[0], shares)
+
+
+# --- what weights make of scores ------------------------------------------------------------------------
+
+
+def squares(data: Contributions, weights: list[Tensor]) -> Tensor:
+    """(c, N) sums over the queries of squared final scores under each of the weights."""
+    total = torch.zeros(len(weights), data.examples, dtype=torch.float64)
+    for _, scores in data.scores("scoring", torch.arange(data.queries), weights, 0):
+        total += torch.stack([put(s, s.device, torch.float64).square().sum(0) for s in scores]).cpu()
+    return total
+
+
+def describe(source: ResolvedScores, weights: Tensor) -> dict[str, float]:
+    """What weights make of scores.
+
+    groups: the effective number of groups, (Σ_j a_j)² / Σ_j a_j² with a_j = w_j ‖C_j‖. examples: the effective number
+    of training examples that carry the squared scores, counted alike; few are hubs. cancellation:
+    ‖Σ_j w_j C_j‖ / Σ_j a_j, what is left of the groups when they are added up.
+    """
+    data = Contributions(source)
+    size, total = torch.zeros(data.groups, dtype=torch.float64), 0.0
+    for span, blocks in data.sweep("sizes of groups", torch.arange(data.queries), 0):
+        for _, block in blocks:
+            wanted = block[span.wanted.to(block.device)]
+            size += wanted.square().sum((0, 1)).cpu().double()
+            total += float((wanted @ weights.to(block)).square().sum())
+    parts = weights.double() * size.sqrt()
+    carried = squares(data, [weights])[0]
+    return {
+        "groups": _effective_number(parts),
+        "examples": _effective_number(carried),
+        "cancellation": total**0.5 / max(float(parts.sum()), 1e-300),
+    }
+
+
+def effect_in_words(source: ResolvedScores, weights: Weights) -> str:
+    """What weights do to the scores that they were learned from, in words; recorded in their provenance."""
+    before, after = (describe(source, w) for w in (torch.ones(len(weights)), weights.values))
+    weights.provenance["effect"] = {"unweighted": before, "weighted": after}
+    return (
+        f"{before['groups']:.1f} → {after['groups']:.1f} of {len(weights)} groups count; "
+        f"{before['examples']:.0f} → {after['examples']:.0f} of {source.shape[1]:,} examples carry the scores; "
+        f"groups cancel to {before['cancellation']:.2f} → {after['cancellation']:.2f} of their size"
+    )
+
+
+def _effective_number(parts: Tensor) -> float:
+    """(Σ a)² / Σ a²: n for n equal parts.
+
+    >>> _effective_number(torch.tensor([1.0, 1.0, 0.0]))
+    2.0
+    """
+    return float(parts.sum() ** 2 / parts.square().sum().clamp(min=1e-300))
