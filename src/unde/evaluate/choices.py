@@ -12,7 +12,7 @@ import numpy as np
 from unde.data import to_numpy
 from unde.errors import UndeError, require_positive, unknown
 from unde.evaluate.arrays import Array
-from unde.evaluate.bank.explicit import train_subsets
+from unde.evaluate.bank.bank import train_subsets
 from unde.evaluate.counterfactual import RANDOM, signed, two_way_estimate
 from unde.evaluate.estimate import Estimate
 from unde.parallel import Executor

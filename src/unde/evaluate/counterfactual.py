@@ -18,7 +18,7 @@ import numpy as np
 from unde.data import to_numpy
 from unde.errors import UndeError, require_positive, unknown
 from unde.evaluate.arrays import Array, finite, numbers
-from unde.evaluate.bank.explicit import train_subsets
+from unde.evaluate.bank.bank import train_subsets
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.parallel import Executor
 from unde.store.remote import StorePath

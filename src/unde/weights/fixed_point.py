@@ -49,7 +49,7 @@ _STEPS = 200  # steps with one selection at most; ten or twenty are usual
 _RISE = 1e-6  # a selection that raises J by less than this is the last
 _SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has a unit diagonal
 _PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
-_LENGTH = 1e-6  # accuracy of the length of a step
+_LENGTH = 1e-3  # accuracy of the length of a step
 _TURNS = 20  # guesses of which weights are zero; a few are usual
 
 
@@ -178,13 +178,15 @@ class RatioObjective:
         The products with G_q are linear along the way, so the search costs O(Q') for each length tried.
         """
         gstep = self.grams.apply(step)
-        start = self._value(a, w, gw)
+        start, pull = self._value(a, w, gw), self.weight_decay / len(w)
+        signal, signal_slope = a @ w, a @ step  # (Q',) each, and of wᵀ G_q w half the slope and curvature
+        square, half_slope, half_curvature = gw @ w, gw @ step, gstep @ step
 
         def slope(length: float) -> float:
-            x, gx = w + length * step, gw + length * gstep
-            rho, inverse = _ratios(a, x, gx)
-            along = (a @ step) * inverse - rho * inverse**2 * (gx @ step)  # (Q',)
-            return float(along.mean()) / self.scale - self.weight_decay / len(w) * float(x @ step)
+            bend = half_slope + length * half_curvature
+            inverse = _inverse_root(square + length * (half_slope + bend))
+            along = (signal_slope - (signal + length * signal_slope) * bend * inverse**2) * inverse
+            return float(along.mean()) / self.scale - pull * float((w + length * step) @ step)
 
         length = 1.0
         if slope(1.0) < 0 < slope(0.0):
@@ -200,9 +202,12 @@ class RatioObjective:
 
 def _ratios(a: Tensor, w: Tensor, gw: Tensor) -> tuple[Tensor, Tensor]:
     """ρ_q and 1/n_q of each query, both 0 for a query whose scores are all zero."""
-    squares = gw @ w  # (Q',)
-    inverse = torch.where(squares > 0, squares, math.inf).rsqrt()
+    inverse = _inverse_root(gw @ w)
     return (a @ w) * inverse, inverse
+
+
+def _inverse_root(squares: Tensor) -> Tensor:
+    return torch.where(squares > 0, squares, math.inf).rsqrt()
 
 
 def units(h: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from unde.default_device import host_default
 from unde.errors import UndeError, require_positive
 from unde.evaluate.arrays import Array
 from unde.evaluate.bank.bank_io import UnfinishedBank, read_bank, refuse_other_plan, write_bank
-from unde.evaluate.bank.subsets import SubsetPlan
+from unde.evaluate.bank.subsets import ExplicitSubsets, SubsetPlan
 from unde.evaluate.bank.training import TrainJob, train_all
 from unde.evaluate.bank.training_spec import TrainingSpec
 from unde.parallel import Executor, close_workers, get_executor
@@ -183,3 +185,42 @@ def describe_function(function: Any) -> str:
 def _describe_value(value: Any) -> str:
     plain = value is None or isinstance(value, (str, int, float, bool))
     return repr(value) if plain else type(value).__name__
+
+
+# --- other subsets ------------------------------------------------------------------------------------------
+
+
+def train_subsets(
+    train: Callable[[np.ndarray, int], Any],
+    utility: Callable[[Any], Array | Mapping[str, Array]],
+    masks: Sequence[np.ndarray],
+    seeds: Sequence[int],
+    *,
+    path: str | os.PathLike[str] | StorePath | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    executor: str | Executor = "serial",
+    threads: int = 1,
+    stacked: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Train a model on each subset and measure it.
+
+    Arguments are those of `Bank.run`, but for the `masks` (N,) bool and training `seeds` of each model, and for `path`,
+    a folder that results of models are kept in (None: a temporary one). Returns (S, Q) values of each named set of
+    queries.
+    """
+    runner = get_executor(executor, threads=threads)
+    name = name or f"{describe_function(train)}, {describe_function(utility)}"
+    plan = ExplicitSubsets.of(name, masks, seeds, seed)
+    with ExitStack() as stack:
+        stack.enter_context(close_workers(executor, runner))
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if path is None else path
+        at = place(folder)
+        parts = UnfinishedBank(at.absolute() if is_local(at) else at)
+        results = stack.enter_context(parts.fill(plan.config()))
+        job = TrainJob(plan, train, utility, threads, results, stacked)
+        # Models of one size together: they can be stacked.
+        order = sorted(range(plan.models), key=lambda s: -int(plan.mask(s).sum()))
+        models = train_all(job, runner, numbers=order)
+    names = models[0].utility
+    return {name: np.stack([models[s].utility[name] for s in range(plan.models)]) for name in names}

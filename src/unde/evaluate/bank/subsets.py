@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,33 @@ class SubsetPlan:
     def _count_members(self, count: np.ndarray | int) -> np.ndarray:
         """Number of examples taken from the first `count` in line."""
         return np.floor(np.asarray(count) * self.alpha + 0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class ExplicitSubsets(SubsetPlan):
+    """Subsets and training seeds as they are given, one of each for every model."""
+
+    members: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.uint8))  # (S, N), packed along N
+    model_seeds: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, name: str, masks: Sequence[np.ndarray], seeds: Sequence[int], seed: int) -> ExplicitSubsets:
+        packed = np.packbits(np.stack(masks), axis=1)
+        digest = hashlib.sha256(packed.tobytes() + np.asarray(seeds, "<i8").tobytes()).hexdigest()[:16]
+        return cls(
+            f"{name}, subsets {digest}", len(masks[0]), len(masks), 0.5, seed, 1, None, packed, tuple(seeds)
+        )
+
+    @property
+    def subset_size(self) -> int:
+        """The smallest one."""
+        return min(int(self.mask(s).sum()) for s in range(self.subsets))
+
+    def mask(self, subset: int) -> np.ndarray:
+        return np.unpackbits(self.members[subset], count=self.n_train).view(bool)
+
+    def train_seed(self, subset: int, repeat: int) -> int:
+        return int(self.model_seeds[subset])
 
 
 def parse_plan(config: Any) -> SubsetPlan:
