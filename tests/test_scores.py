@@ -1,6 +1,5 @@
 """Scores against explicit sums over queries, training examples, checkpoints and parameters."""
 
-import inspect
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +12,6 @@ from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scoring import ArrayFeatures
 from unde.scoring.blocks import TopK
-from unde.weights.contributions import ResolvedScores
 
 SIZES = [3, 1, 4, 2, 5]  # of the units
 UNITS = ["a.weight", "a.bias", "b.weight", "b.bias", "c"]
@@ -297,17 +295,6 @@ def test_finish_is_differentiable_in_the_weights():
         lambda w: scores.finish((parts @ W.double()).detach(), w, slice(0, 6), slice(0, 9)), W.double()
     )
     assert frozen.abs().max() > 0.1  # the norms, too, move with the weights
-
-
-def test_scores_are_a_source_for_weight_learning():
-    scores = scores_of()
-    members = {name for name in vars(ResolvedScores) if not name.startswith("_")}
-    assert {"groups", "shape", "method", "query_digests", "memory", "stream", "finish"} <= members
-    for name in members:
-        mine, theirs = getattr(GroupScores, name, None), getattr(ResolvedScores, name)
-        assert hasattr(scores, name), name
-        if inspect.isfunction(theirs):
-            assert list(inspect.signature(mine).parameters) == list(inspect.signature(theirs).parameters)
 
 
 @pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from unde.devices import put
-from unde.weights.contributions import Contributions, ResolvedScores
+from unde.scoring.base import Scores
+from unde.weights.contributions import Contributions
 from unde.weights.retrieval import squares
 
 FLOOR = 1e-3  # of the median size
@@ -25,7 +26,7 @@ FLOOR = 1e-3  # of the median size
 class DividedScores:
     """Scores divided by a number for each training example."""
 
-    source: ResolvedScores
+    source: Scores
     size: Tensor  # (N,)
 
     def __getattr__(self, name: str) -> Any:  # groups, shape, method, digests, provenance, memory
@@ -46,7 +47,7 @@ class DividedScores:
         return self.source.finish(linear * size, weights, queries, train) / size
 
 
-def divide_hubs(source: ResolvedScores) -> DividedScores:
+def divide_hubs(source: Scores) -> DividedScores:
     """Divide scores by the size r_n of those of each training example, so that all count alike.
 
     >>> from unde.scoring import from_arrays

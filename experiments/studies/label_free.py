@@ -29,7 +29,8 @@ from unde.evaluate import paired
 from unde.index.label_free import EXAMPLES, Copier, Retrieval
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
-from unde.weights.contributions import Contributions, ResolvedScores
+from unde.scoring.base import Scores
+from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import Grams, RatioObjective
 from unde.weights.learn import FIXED_POINT, Settings, fit
 from unde.weights.objective import WeightProblem, select
@@ -135,7 +136,7 @@ def learn_all(learn: GroupScores, retrieval: Retrieval) -> dict[str, Tensor]:
     }
 
 
-def _solve(source: ResolvedScores, settings: Settings) -> Tensor:
+def _solve(source: Scores, settings: Settings) -> Tensor:
     data = Contributions(source)
     problem = WeightProblem(data, torch.arange(data.queries), settings.k, settings.objective)
     return fit([problem], [settings])[0].weights.float()
@@ -160,7 +161,7 @@ def joint(learn: GroupScores, retrieval: Retrieval) -> Tensor:
     return w.float()
 
 
-def _problem(source: ResolvedScores, k: int, positives: Tensor | None) -> WeightProblem:
+def _problem(source: Scores, k: int, positives: Tensor | None) -> WeightProblem:
     data = Contributions(source)
     name = "top-k" if positives is None else "supervised"
     return WeightProblem(data, torch.arange(data.queries), k, name, positives)

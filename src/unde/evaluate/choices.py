@@ -43,9 +43,9 @@ class ChoiceComparison:
         """Of models trained on a choice, with its interval over queries and seeds."""
         return two_way_estimate(self._values(choice)[target])
 
-    def gain(self, choice: str, target: str, over: str = RANDOM) -> Estimate:
-        """The same less that of another choice, query by query and seed by seed."""
-        return two_way_estimate(self._values(choice)[target] - self._values(over)[target])
+    def gain(self, choice: str, target: str) -> Estimate:
+        """The same less that of random examples, query by query and seed by seed."""
+        return two_way_estimate(self._values(choice)[target] - self.utilities[RANDOM][target])
 
     def rows(self) -> list[list[str]]:
         """Cells of a table: choice, its examples, and for each target the loss and the gain over random."""
@@ -89,8 +89,6 @@ def compare_choices(
     name: str | None = None,
     seed: int = 0,
     executor: str | Executor = "serial",
-    threads: int = 1,
-    stacked: int | None = None,
 ) -> ChoiceComparison:
     """Train on each choice of data, and on as many random examples as the first has, and measure the models.
 
@@ -105,8 +103,6 @@ def compare_choices(
         name: What is trained; results of another name are refused. Default: the names of the functions.
         seed: Of the random examples and all trainings.
         executor: Where models are trained.
-        threads: Torch threads of each model.
-        stacked: Models of a `TrainingSpec` that are trained together, as in `Bank.run`.
 
     Returns:
         Utilities of each choice and of "random".
@@ -126,7 +122,7 @@ def compare_choices(
         >>> result.gain("upper half", "queries").mean > 0.1
         True
     """
-    require_positive(seeds=seeds, threads=threads, stacked=stacked)
+    require_positive(seeds=seeds)
     training_seeds = np.random.SeedSequence(seed).generate_state(seeds, np.uint32).tolist()
     positions = {str(n): _check_choice(str(n), choice, n_train) for n, choice in choices.items()}
     if not positions or RANDOM in positions:
@@ -138,9 +134,8 @@ def compare_choices(
     lists = {RANDOM: draws} | {choice: [at] * seeds for choice, at in positions.items()}
     masks = [np.isin(np.arange(n_train), at) for of_choice in lists.values() for at in of_choice]
     measured = train_subsets(
-        train, utility, masks, training_seeds * len(lists), path=path, name=name, seed=seed, executor=executor,
-        threads=threads, stacked=stacked,
-    )  # fmt: skip
+        train, utility, masks, training_seeds * len(lists), path=path, name=name, seed=seed, executor=executor
+    )
     utilities = {
         choice: {target: u[c * seeds : (c + 1) * seeds].T for target, u in measured.items()}
         for c, choice in enumerate(lists)

@@ -16,8 +16,8 @@ from unde.errors import UndeError, explain
 from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.metrics import check_contributors, lds, rank, recall_at_k, skipped_examples
 from unde.groups import unet_cell
+from unde.scoring.base import Scores
 from unde.scoring.data_splits import refuse_training
-from unde.weights.contributions import ResolvedScores
 
 # Function from a parameter to its (row, column), or None to leave it out; or a regular expression for each, whose match
 # (its first group, if it has one) is the name; or None, for each group as a row by itself.
@@ -42,9 +42,7 @@ class Heatmap:
         return {"rows": list(self.rows), "columns": list(self.columns), "values": values}
 
 
-def lds_strength(
-    scores: ResolvedScores, masks: Array, utility: Array, *, cells: Cells = unet_cell
-) -> Heatmap:
+def lds_strength(scores: Scores, masks: Array, utility: Array, *, cells: Cells = unet_cell) -> Heatmap:
     """Compute the mean LDS of scores from the groups of each cell alone.
 
     Args:
@@ -72,7 +70,7 @@ def lds_strength(
 
 
 def recall_strength(
-    scores: ResolvedScores, relevant: Mapping[str, Array], *, k: int = 10, cells: Cells = unet_cell
+    scores: Scores, relevant: Mapping[str, Array], *, k: int = 10, cells: Cells = unet_cell
 ) -> dict[str, Heatmap]:
     """Compute the mean Recall@k for each attribute, of scores from the groups of each cell alone.
 
@@ -132,7 +130,7 @@ def pattern_similarity(patterns: Mapping[str, Array]) -> Heatmap:
 
 
 def _strengths(
-    scores: ResolvedScores, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
+    scores: Scores, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
 ) -> dict[str, Heatmap]:
     """Each metric of the totals of each cell."""
     refuse_training(scores)
@@ -149,7 +147,7 @@ def _strengths(
     return {name: Heatmap(rows, columns, table) for name, table in values.items()}
 
 
-def _totals(scores: ResolvedScores, members: Sequence[list[int]]) -> Iterator[np.ndarray]:
+def _totals(scores: Scores, members: Sequence[list[int]]) -> Iterator[np.ndarray]:
     """(Q, N) totals with weight one on the groups of each cell and zero on others, some cells at a time."""
     queries, examples = scores.shape
     everyone, m = slice(0, queries), len(scores.groups)
@@ -164,7 +162,7 @@ def _totals(scores: ResolvedScores, members: Sequence[list[int]]) -> Iterator[np
         yield from totals.numpy()
 
 
-def _groups_by_cell(scores: ResolvedScores, cells: Cells) -> dict[tuple[str, str], list[int]]:
+def _groups_by_cell(scores: Scores, cells: Cells) -> dict[tuple[str, str], list[int]]:
     """Numbers of the groups in each cell."""
     if cells is None:
         return {(name, "alone"): [j] for j, name in enumerate(scores.groups)}

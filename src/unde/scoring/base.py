@@ -52,6 +52,9 @@ class Scores(ABC):
         def query_digests(self) -> list[str]: ...  # of the content of each query
 
         @property
+        def provenance(self) -> dict[str, Any]: ...  # JSON-able; copied into weights
+
+        @property
         def query_ids(self) -> Sequence[Any] | None: ...  # names of the queries
 
         @property
@@ -79,6 +82,18 @@ class Scores(ABC):
     @abstractmethod
     def select(self: S, queries: Tensor) -> S:
         """The scores of some of the queries, by number."""
+
+    @abstractmethod
+    def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks over the training examples: (slice of them, (q, n, M) linear contributions)."""
+
+    @abstractmethod
+    def contributions(self, queries: slice) -> Tensor:
+        """All of it for some queries: (q, N, M)."""
+
+    @abstractmethod
+    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
+        """Weighted sums (q, n) → final scores (q, n), differentiable in the weights."""
 
     @abstractmethod
     def rank(self, w: Tensor, k: int, largest: bool) -> TopK:

@@ -41,10 +41,10 @@ def refuse_shared(count: int, noun: str, where: str) -> None:
         )
 
 
-def refuse_training(scores: Any, noun: str = "queries") -> None:
+def refuse_training(scores: Any) -> None:
     """Raise if queries to learn from or to evaluate with are training examples, where the scores can tell."""
     trained_on = getattr(scores, "trained_on", None)
-    refuse_shared(0 if trained_on is None else len(trained_on()), noun, "the training data")
+    refuse_shared(0 if trained_on is None else len(trained_on()), "queries", "the training data")
 
 
 def refuse_seen(query_digests: Sequence[str], weights: LearnedWeights, name: str = "the weights") -> bool:

@@ -28,9 +28,7 @@ _LOCKED_BYTE = 2**30  # locks of Windows forbid reads too: past the end, the id 
 
 
 @contextmanager
-def locked(
-    folder: StorePath, wait: bool = False, doing: str = "building", name: str = LOCK
-) -> Generator[None]:
+def locked(folder: StorePath, wait: bool = False, doing: str = "building") -> Generator[None]:
     """Hold the lock of a folder, which ends with the process, also when it is killed.
 
     Object stores have no locks, and writers do not need them: the first to create the manifest decides what the index
@@ -38,10 +36,10 @@ def locked(
     work twice. The object `.lock` names the writer to people, and shows early whether objects can be written.
     """
     if not is_local(folder):
-        with _announce(folder / name):
+        with _announce(folder / LOCK):
             yield
         return
-    with _open_lock(folder / name) as file:
+    with _open_lock(folder / LOCK) as file:
         _acquire(file, folder, wait, doing)
         try:
             file.truncate(0)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from unde import console
 from unde.devices import CPU, put
 from unde.errors import UndeError
 from unde.scoring import GroupScores
+from unde.scoring.base import Scores
 
 CACHE_SHARE = 2  # contributions are cached if they take at most one part in so many of the budget
 SPAN_SHARE = 4  # what callers hold for the queries of a span takes at most one part in so many
@@ -39,11 +39,11 @@ class Contributions:
     fixed-point solver needs for each query.
     """
 
-    def __init__(self, source: ResolvedScores, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, source: Scores, noise: float = 0.0, seed: int = 0) -> None:
         self.source = source
         self.queries, self.examples = source.shape
         self.groups = len(source.groups)
-        self.memory = getattr(source, "spare", source.memory)
+        self.memory = source.memory
         self.device = getattr(source, "device", CPU)  # where contributions come
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
@@ -229,41 +229,3 @@ class Noise:
         ]
         offset = train.start - first * _NOISE_ROWS
         return torch.from_numpy(np.concatenate(chunks)[offset : offset + train.stop - train.start])
-
-
-class ScoringMethod(Protocol):
-    """How the scores were made: the name, and whether the final score is the sum of the groups' parts."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def linear(self) -> bool: ...
-
-
-class ResolvedScores(Protocol):
-    """Group-resolved scores of Q queries against N training examples over M groups, read in blocks."""
-
-    @property
-    def groups(self) -> list[str]: ...  # the M names
-    @property
-    def shape(self) -> tuple[int, int]: ...  # (Q, N)
-    @property
-    def method(self) -> ScoringMethod: ...
-    @property
-    def query_digests(self) -> list[str]: ...  # one for each query
-    @property
-    def provenance(self) -> dict[str, Any]: ...  # JSON-able; copied into the weights
-    @property
-    def memory(self) -> int: ...  # budget for blocks, in bytes
-
-    def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks over the training examples: (slice of them, (q, n, M) linear contributions)."""
-        ...
-
-    def contributions(self, queries: slice) -> Tensor:
-        """All of it for some queries: (q, N, M)."""
-        ...
-
-    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
-        """Weighted sums (q, n) → final scores (q, n), differentiable in the weights."""
-        ...

@@ -15,9 +15,10 @@ from unde.default_device import host_default
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins
 from unde.scoring.arrays import Array, as_scores
+from unde.scoring.base import Scores
 from unde.scoring.data_splits import refuse_training
 from unde.weights.adamw import adamw
-from unde.weights.contributions import Contributions, ResolvedScores
+from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_points
 from unde.weights.objective import OBJECTIVES, Fit, WeightProblem
 from unde.weights.weights import Weights
@@ -52,7 +53,7 @@ class Settings:
         """The same; of fewer training examples than the default k, k is all of them."""
         return replace(self, k=examples) if self.k == K > examples else self
 
-    def check(self, source: ResolvedScores) -> None:
+    def check(self, source: Scores) -> None:
         """Raise what is wrong with these settings for the scores of `source`."""
         queries, examples = source.shape
         if queries == 0 or examples == 0:
@@ -88,7 +89,7 @@ class Settings:
                     f"groups: take k=5 or more, or a weight_decay of {least:g} or more"
                 )
 
-    def _check_adamw(self, source: ResolvedScores) -> None:
+    def _check_adamw(self, source: Scores) -> None:
         if self.epochs < 1 or not (self.lr > 0 and math.isfinite(self.lr)):
             raise UndeError(f"epochs={self.epochs}, lr={self.lr}: expected at least 1 and larger than 0")
         if self.lr * self.weight_decay > 1:
@@ -97,7 +98,7 @@ class Settings:
                 "lr·weight_decay, which must not exceed 1. Lower one of them, or use Weights.uniform"
             )
 
-    def _check_fixed_point(self, source: ResolvedScores) -> None:
+    def _check_fixed_point(self, source: Scores) -> None:
         if self.penalty:
             raise UndeError(
                 "penalty is λ of the paper's Eq. 6, for solver 'adamw': 'fixed-point' has a penalty of its own, whose "
@@ -130,7 +131,7 @@ def fit(problems: Sequence[WeightProblem], settings: Sequence[Settings]) -> list
 
 @overload
 def learn_weights(
-    scores: ResolvedScores | Array,
+    scores: Scores | Array,
     objective: str = ...,
     k: int = ...,
     weight_decay: float | None = ...,
@@ -146,13 +147,13 @@ def learn_weights(
 
 @overload
 def learn_weights(
-    scores: Mapping[str, ResolvedScores | Array], *settings: Any, **named: Any
+    scores: Mapping[str, Scores | Array], *settings: Any, **named: Any
 ) -> dict[str, Weights]: ...
 
 
 @host_default
 def learn_weights(
-    scores: ResolvedScores | Array | Mapping[str, ResolvedScores | Array],
+    scores: Scores | Array | Mapping[str, Scores | Array],
     objective: str = "top-k",
     k: int = K,
     weight_decay: float | None = None,
@@ -221,7 +222,7 @@ def learn_weights(
     return {concept: _learn(source, settings, by_concept.get(concept)) for concept, source in checked.items()}
 
 
-def check_scores(scores: Any) -> ResolvedScores:
+def check_scores(scores: Any) -> Scores:
     """Convert arrays; raise for what weights cannot be learned from."""
     resolved = as_scores(scores)
     missing = [name for name in ("groups", "shape", "stream", "finish") if not hasattr(resolved, name)]
@@ -239,7 +240,7 @@ def check_scores(scores: Any) -> ResolvedScores:
     return resolved
 
 
-def _learn(source: ResolvedScores, settings: Settings, positives: Positives | None) -> Weights:
+def _learn(source: Scores, settings: Settings, positives: Positives | None) -> Weights:
     settings = settings.with_default_k(source.shape[1])
     settings.check(source)
     known = _check_positives(source, settings.objective, positives)
@@ -254,7 +255,7 @@ def _learn(source: ResolvedScores, settings: Settings, positives: Positives | No
     )
 
 
-def check_queries(source: ResolvedScores) -> None:
+def check_queries(source: Scores) -> None:
     """Raise if all queries are the same; say so if they are few."""
     count = source.shape[0]
     first = next(iter(source.stream(slice(0, 1))))[1]
@@ -284,7 +285,7 @@ def check_signs(data: Contributions) -> None:
         )
 
 
-def _check_positives(source: ResolvedScores, objective: str, positives: Positives | None) -> Tensor | None:
+def _check_positives(source: Scores, objective: str, positives: Positives | None) -> Tensor | None:
     queries, examples = source.shape
     if objective != "supervised":
         if positives is not None:
@@ -301,7 +302,7 @@ def _check_positives(source: ResolvedScores, objective: str, positives: Positive
     return known.long()
 
 
-def _provenance(source: ResolvedScores, settings: Settings, result: Fit) -> dict[str, Any]:
+def _provenance(source: Scores, settings: Settings, result: Fit) -> dict[str, Any]:
     record: dict[str, Any] = {
         "method": source.method.name,
         "scores": source.provenance,

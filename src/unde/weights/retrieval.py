@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from unde.devices import put
-from unde.weights.contributions import Contributions, ResolvedScores
+from unde.scoring.base import Scores
+from unde.weights.contributions import Contributions
 from unde.weights.learn import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
 from unde.weights.objective import WeightProblem
 from unde.weights.weights import Weights
@@ -37,7 +38,7 @@ class Copies:
     them is finding the original.
     """
 
-    def __init__(self, scores: ResolvedScores, originals: Tensor, content: Tensor) -> None:
+    def __init__(self, scores: Scores, originals: Tensor, content: Tensor) -> None:
         self.scores, self.originals, self.content = scores, originals, content  # (Q, N), (Q,), (N,)
         self._data = Contributions(scores)
         everything = torch.arange(self._data.queries)
@@ -113,7 +114,7 @@ def squares(data: Contributions, weights: list[Tensor]) -> Tensor:
     return total
 
 
-def describe(source: ResolvedScores, weights: Tensor) -> dict[str, float]:
+def describe(source: Scores, weights: Tensor) -> dict[str, float]:
     """What weights make of scores.
 
     groups: the effective number of groups, (Σ_j a_j)² / Σ_j a_j² with a_j = w_j ‖C_j‖. examples: the effective number
@@ -136,7 +137,7 @@ def describe(source: ResolvedScores, weights: Tensor) -> dict[str, float]:
     }
 
 
-def effect_in_words(source: ResolvedScores, weights: Weights) -> str:
+def effect_in_words(source: Scores, weights: Weights) -> str:
     """What weights do to the scores that they were learned from, in words; recorded in their provenance."""
     before, after = (describe(source, w) for w in (torch.ones(len(weights)), weights.values))
     weights.provenance["effect"] = {"unweighted": before, "weighted": after}

@@ -22,6 +22,7 @@ from unde.store.remote import StorePath, Unreachable, exists, place
 
 _FORMAT = "unde weights"
 _VERSION = 1
+_NAMED = 8  # groups in a message
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -255,6 +256,6 @@ def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) 
         return cls(values, list(weights), digests, provenance)
 
 
-def _join_names(names: Sequence[str], most: int = 8) -> str:
-    first = ", ".join(map(repr, names[:most]))
-    return first if len(names) <= most else f"{first} and {len(names) - most} more"
+def _join_names(names: Sequence[str]) -> str:
+    first = ", ".join(map(repr, names[:_NAMED]))
+    return first if len(names) <= _NAMED else f"{first} and {len(names) - _NAMED} more"
