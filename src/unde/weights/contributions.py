@@ -17,7 +17,7 @@ from unde.errors import UndeError
 from unde.scoring import GroupScores
 from unde.scoring.base import Scores
 
-CACHE_SHARE = 2  # contributions are cached if they take at most one part in so many of the budget
+CACHE_SHARE = 2  # contributions that are held take at most one part in so many of the budget
 SPAN_SHARE = 4  # what callers hold for the queries of a span takes at most one part in so many
 _NOISE_ROWS = 1024  # training examples that share a random stream
 Blocks = Iterable[tuple[slice, Tensor]]
@@ -103,16 +103,18 @@ class Contributions:
 
     def each(self, order: Tensor) -> Iterator[tuple[int, Blocks]]:
         """Queries one by one in any order, each with (n, M) blocks that can be read repeatedly."""
-        # A part of them is read at once; those of the part before are still in memory.
-        at_once = max(self.memory // SPAN_SHARE // (2 * self.query_bytes), 0 if self._cache is None else 1)
-        for part in order.split(max(1, at_once)):
-            if at_once == 0:
-                yield int(part), _QueryStream(self._blocks, int(part))
-                continue
-            cached = self._cache is not None
-            loaded = self._cache if self._cache is not None else self._gather(part)
-            for place, query in enumerate(part.tolist()):
-                yield query, [(slice(0, self.examples), loaded[query if cached else place])]
+        everything, at_once = slice(0, self.examples), self.memory // CACHE_SHARE // self.query_bytes
+        if self._cache is not None:
+            yield from ((query, [(everything, self._cache[query])]) for query in order.tolist())
+        elif at_once == 0:
+            yield from ((query, _QueryStream(self._blocks, query)) for query in order.tolist())
+        else:  # features are read once for all queries of a part
+            for part in order.split(at_once):
+                loaded = list(self._gather(part))
+                for query in part.tolist():
+                    blocks = [(everything, loaded.pop(0))]
+                    yield query, blocks
+                    blocks.clear()  # those of this part are freed before the next is read
 
     def load(self, queries: slice) -> Tensor:
         """(q, N, M) at once, whatever the budget."""
