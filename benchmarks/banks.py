@@ -111,7 +111,7 @@ STACKED, ROUNDS = 8, 7
 SECONDS = 0.1  # of a turn
 LARGE = 1024  # rows and columns of the matrix products whose rate is measured
 PLAIN = "plain loop"
-WAYS = (PLAIN, "fused optimizer", "channels last", f"stacks of {STACKED}", "stacks of 32")
+WAYS = (PLAIN, "channels last", f"stacks of {STACKED}", "stacks of 32")
 
 
 def make_step(training: TrainingSpec, way: str) -> tuple[Callable[[], Any], int]:
@@ -131,8 +131,6 @@ def make_step(training: TrainingSpec, way: str) -> tuple[Callable[[], Any], int]
     with isolated_rng(seed):
         trainer = SingleTrainer(replace(training, channels_last=way == "channels last"), indices, seed)
     trainer.schedule = None
-    if way == PLAIN:
-        trainer.optimizer = training.optimizer(list(trainer.parameters))
     batches = repeat(partial(training.batches, indices, seed))
 
     def step() -> None:

@@ -17,15 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 from torch.overrides import TorchFunctionMode
 
 from unde.data import to_device
 from unde.devices import device_of
 from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
-from unde.evaluate.optimizers import is_elementwise, rebuild, use_fused
 
 STACK = 32  # models, by default
 SMALL = 2**15  # parameters of a model that is stacked by default
+# Optimizers that step each number by itself, so that parameters of several models may lie in one tensor.
+_ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
+
 Assignments = Sequence[tuple[np.ndarray, int]]  # examples and seed of each model
 
 
@@ -64,11 +67,14 @@ class StackedTrainer:
         self.batches = stacked_batches(spec, assignments)
         first = self.models[0]
         single = spec.optimizer([p for p in first.parameters() if p.requires_grad])
-        if not is_elementwise(single):
+        if type(single) not in _ELEMENTWISE:
             raise Unstackable(f"{type(single).__name__} is not known to step each number by itself")
         self._stack_tensors(self._written_buffers(assignments[0]))
         names = {id(p): name for name, p in first.named_parameters()}
-        self.optimizer = use_fused(rebuild(single, lambda p: self.trained[names[id(p)]]))
+        groups = [
+            {**g, "params": [self.trained[names[id(p)]] for p in g["params"]]} for g in single.param_groups
+        ]
+        self.optimizer = type(single)(groups)  # ty: ignore[missing-argument]
         self.schedule = spec.make_schedule(self.optimizer, len(assignments[0][0]))
         self._loss = _Loss(spec, first)
 

@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from unde.data import Rows, map_tensors, to_device
 from unde.devices import device_of
 from unde.errors import UndeError, require_positive
-from unde.evaluate.optimizers import use_fused
 
 Order = Callable[[int, torch.Generator], Iterable[Tensor]]
 NOT_IN_NAME = ("data", "channels_last")  # fields that do not tell one training from another
@@ -180,7 +179,7 @@ class SingleTrainer:
         self.spec, self.model = spec, spec.initial_model(seed)
         self._set_format(torch.channels_last)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = use_fused(spec.optimizer(list(self.parameters)))
+        self.optimizer = spec.optimizer(list(self.parameters))
         self.schedule = spec.make_schedule(self.optimizer, len(indices))
         self.batches = spec.batches(indices, seed)
 
