@@ -5,7 +5,7 @@ convolutions and for compiled models, uses all of it: language features take 0.7
 processors these functions call torch's public ones. The choice depends on the processor alone, so one machine always
 gives the same bits.
 
-This is the only module with private functions of torch: `mkldnn._linear_pointwise` and `_convolution_pointwise`, and
+This is the only module with private functions of torch: `mkldnn._linear_pointwise`, and
 `_are_functorch_transforms_active`, which tells when a custom autograd function would fail.
 """
 
@@ -24,9 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _LEAST = 2**18  # multiplications below which finding the kernel takes too long
-_MIN_ROWS = 256  # rows of x below which arranging w takes longer than it saves
-_MIN_COLUMNS = 16  # columns below which most of a vector is empty
-_MIN_W_ROWS = 32  # the same for rows of w
 
 
 def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -40,37 +37,6 @@ def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     product = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
     # With more than two axes it is a view that nobody else holds; autograd forbids in-place changes of views.
     return torch.ops.aten._unsafe_view(product, product.shape) if product._is_view() else product
-
-
-def times_each(x: Tensor, w: Tensor) -> Tensor:
-    """(r, M, C) by (n, M, C) → (r, M, n) by oneDNN, each of M matrices by its counterpart: one grouped convolution of
-    single points. Copies w, and x if it is not contiguous.
-
-    >>> times_each(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[[1.0, 0.0], [1.0, 1.0]]]))
-    tensor([[[1.],
-             [7.]]])
-    """
-    (r, m, c), n = x.shape, len(w)
-    points = x.reshape(1, 1, r, m * c).permute(0, 3, 1, 2)
-    kernels = w.transpose(0, 1).reshape(m * n, c, 1, 1)
-    product = torch.ops.mkldnn._convolution_pointwise(
-        points, kernels, None, [0, 0], [1, 1], [1, 1], m, "none", [], ""
-    )
-    return product.permute(0, 2, 3, 1).reshape(r, m, n)
-
-
-def each_faster_by_onednn(x: Tensor, rows: int | None = None) -> bool:
-    """Whether `times_each` is faster for x (r, M, C), and `rows` rows of w; without them, for some."""
-    r, m, c = x.shape
-    return (
-        onednn_is_faster()
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and m > 1
-        and r >= max(_MIN_ROWS, c)  # else w is larger than the product
-        and c >= _MIN_COLUMNS
-        and (rows is None or (rows >= _MIN_W_ROWS and rows % 16 == 0))
-    )
 
 
 def faster_by_onednn(x: Tensor, w: Tensor) -> bool:
@@ -97,8 +63,7 @@ def onednn_is_faster() -> bool:
 
 
 def available() -> bool:
-    names = ("_linear_pointwise", "_convolution_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _amd() -> bool:

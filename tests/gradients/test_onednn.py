@@ -162,7 +162,7 @@ def test_without_it_products_are_those_of_torch(monkeypatch, reason):
     with frozen_linears(model), Products() as count:
         assert torch.equal(model(x), linear(x, model[0].weight, model[0].bias))
         assert torch.equal(times(x, model[0].weight), linear(x, model[0].weight))
-    assert count.seen == 0 and not onednn.each_faster_by_onednn(torch.randn(512, 4, 32))
+    assert count.seen == 0
 
 
 def test_the_meter_counts_them(forced):

@@ -304,8 +304,7 @@ def test_scores_in_a_file(monkeypatch):
     one = {"all": large.groups}
     assert isinstance(mapped.regroup(one).values, np.memmap)
     close(mapped.regroup(one).total(), large.total(), 1e-6)
-    mapped._memory = 100
-    refused(r"by_group\(\) of 5 × 22 × 2 .* raise memory=", mapped.by_group)
+    refused(r"by_group\(\) of 5 × 22 × 2 .* raise memory=", replace(mapped, memory=100).by_group)
 
 
 def test_scores_that_fit_no_file(monkeypatch):

@@ -31,21 +31,14 @@ def random_scores(partition, q=3, n=50, rows=20):
     return GroupScores(side, queries, TracIn(), groups, [""] * q, {}, 10**9), queries, train
 
 
-@pytest.fixture(params=["as it is", "by oneDNN", "by oneDNN, groups together"])
+@pytest.fixture(params=["as it is", "by oneDNN"])
 def library(request, monkeypatch):
-    if request.param != "as it is":
+    if request.param == "by oneDNN":
         if not products.available():
             pytest.skip("torch was built without oneDNN")
         monkeypatch.setattr(query_side, "_LARGE", 0)
         monkeypatch.setattr(products, "_LEAST", 0)
         monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
-    if request.param == "by oneDNN, groups together":
-        monkeypatch.setattr(query_side, "each_faster_by_onednn", each_faster)
-
-
-def each_faster(x, rows=None):
-    """Of all but what ends a block, so that both ways meet."""
-    return x.shape[1] > 1 and (rows is None or rows % 16 == 0)
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -60,31 +53,6 @@ def test_contributions_are_those_of_one_group_after_the_other(name, library, mon
     torch.testing.assert_close(scores.by_group().double(), want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.contributions(slice(1, 3)).double(), want[1:], rtol=1e-5, atol=1e-5)
     assert [rows for rows, _ in scores.stream(slice(0, 3))][:2] == [slice(0, 16), slice(16, 20)]
-
-
-@pytest.mark.skipif(not products.available(), reason="torch was built without oneDNN")
-@pytest.mark.parametrize(
-    ("r", "m", "c", "n"), [(300, 5, 16, 32), (40, 3, 57, 20), (1, 2, 3, 1), (7, 1, 5, 9)]
-)
-def test_each_matrix_by_its_own(r, m, c, n):
-    g = torch.Generator().manual_seed(0)
-    x, w = torch.randn(r, m, c, generator=g), torch.randn(n, m, c, generator=g)
-    want = torch.stack([x[:, j].double() @ w[:, j].double().T for j in range(m)], 1)
-    torch.testing.assert_close(products.times_each(x, w).double(), want, rtol=1e-5, atol=1e-4)
-    within = torch.randn(n, m * c + 4, generator=g)[:, 3:-1].unflatten(1, (m, c))  # columns of wider rows
-    want = torch.stack([x[:, j].double() @ within[:, j].double().T for j in range(m)], 1)
-    torch.testing.assert_close(products.times_each(x, within).double(), want, rtol=1e-5, atol=1e-4)
-
-
-def test_when_matrices_are_multiplied_together(monkeypatch):
-    x = torch.empty(256, 2, 256)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
-    assert not products.each_faster_by_onednn(x)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
-    assert products.each_faster_by_onednn(x) and products.each_faster_by_onednn(x, 32)
-    assert not any(products.each_faster_by_onednn(x, rows) for rows in (16, 40))
-    for few in (x[1:], x[:, :1], x[..., :15], torch.empty(256, 2, 257), x.double()):
-        assert not products.each_faster_by_onednn(few)
 
 
 def test_what_is_made_together():

@@ -145,7 +145,7 @@ def _self_contributions(scores: GroupScores, blocks: Tensor, train: Tensor) -> T
     )
     factors = scores.query_side.factors(everything)
     for eta, of_checkpoint, t in zip(scores.train.checkpoint_weights, factors, blocks):
-        for at, q, _ in of_checkpoint:
+        for at, q in of_checkpoint:
             both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
             parts[:, at.groups] += eta * both.T
     square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal

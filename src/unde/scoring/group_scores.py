@@ -253,8 +253,7 @@ class GroupScores(Scores):
         factors, (_, count, _) = self.query_side.factors(queries), self.queries[:, queries].shape
         m, sizes, cpu = len(self.partition), ScoreRange(count, self.train.device), self.train.device == CPU
         # An array takes a whole block at once: products of one group with few rows are slow.
-        joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
-        whole = into is not None and not joint and not self.method.groupwise
+        whole = into is not None and not self.method.groupwise
         row = 4 * self.queries.shape[0] * self.queries.shape[2]  # bytes
         sides = row * self.train.examples, row * self._most, self.queries.nbytes
         spare = budget.spare(*sides, self.block_memory)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unde.devices import put
 from unde.groups import Groups
-from unde.onednn import each_faster_by_onednn, faster_by_onednn, times, times_each
+from unde.onednn import faster_by_onednn, times
 from unde.scoring.train_features import TrainFeatures
 
 _LARGE = 2**23  # multiplications of a group; with fewer, a batch of groups is faster
@@ -37,23 +37,11 @@ class QueryFactor(NamedTuple):
 
     at: GroupBatch
     queries: Tensor  # (groups, Q, columns of one)
-    joint: bool  # whether those of a query lie together in memory, as one product of all groups takes them
-
-    def product(self, features: Tensor) -> Tensor | None:
-        """(groups, Q, n) with features (n, D), where one product of all groups is fast."""
-        each = self.queries.transpose(0, 1)
-        if not (self.joint and each_faster_by_onednn(each, len(features))):
-            return None
-        facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1))
-        return times_each(each, facing).transpose(0, 1)
 
     def multiply(self, out: Tensor, features: Tensor, eta: float, add: bool) -> None:
         """Put η times the products with features (n, D) into `out` (groups, Q, n), or add them to it."""
-        if (product := self.product(features)) is not None:
-            out.add_(product, alpha=eta) if add else torch.mul(product, eta, out=out)
-            return
         facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).transpose(0, 1)
-        large = not self.joint and self.queries[0].numel() * len(features) >= _LARGE
+        large = self.queries[0].numel() * len(features) >= _LARGE
         if not (large and faster_by_onednn(self.queries[0], self.queries[0])):
             out.baddbmm_(self.queries, facing.mT, alpha=eta, beta=int(add))
             return
@@ -173,12 +161,6 @@ def multiply_groups(
     """Contributions of `shape` (M, q, n), of blocks (n, D), one for each checkpoint; in `out` unless that is None."""
     for c, (eta, of_checkpoint, block) in enumerate(zip(etas, factors, blocks)):
         for factor in of_checkpoint:
-            whole = out is None and factor.at.groups == slice(0, shape[0])
-            if (
-                whole and (product := factor.product(block)) is not None
-            ):  # it is all there is, and need not be copied
-                out = product if eta == 1 else product.mul_(eta)
-                continue
             out = blocks[0].new_empty(shape) if out is None else out
             factor.multiply(out[factor.at.groups], block, eta, c > 0 or factor.at.add)
     out = blocks[0].new_empty(shape) if out is None else out
@@ -225,7 +207,4 @@ def _start(run: Run) -> int:
 
 def _factor(q: Tensor, at: GroupBatch) -> QueryFactor:
     count = at.groups.stop - at.groups.start
-    each = q[:, at.columns].unflatten(1, (count, -1))
-    if each_faster_by_onednn(each):
-        return QueryFactor(at, each.contiguous().transpose(0, 1), joint=True)
-    return QueryFactor(at, each.transpose(0, 1).contiguous(), joint=False)
+    return QueryFactor(at, q[:, at.columns].unflatten(1, (count, -1)).transpose(0, 1).contiguous())
