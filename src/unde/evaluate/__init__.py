@@ -3,9 +3,8 @@
 from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.bank.training import QueryUtility, TargetUtility
 from unde.evaluate.baselines import baseline_scores, bm25, random_indices
-from unde.evaluate.choices import ChoiceComparison, compare_choices
 from unde.evaluate.compare import Comparison, FineGrained, compare, fine_grained
-from unde.evaluate.counterfactual import Counterfactual, counterfactual
+from unde.evaluate.counterfactual import ChoiceComparison, Counterfactual, compare_choices, counterfactual
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.group_strength import (
     Heatmap,

@@ -12,6 +12,8 @@ from unde.errors import UndeError
 from unde.evaluate.arrays import numbers
 from unde.markup import Child, facts, interval
 
+DRAWS = 500  # bootstrap draws of the training seeds
+
 
 @dataclass(frozen=True, eq=False)
 class SubsetBootstrap:
@@ -167,6 +169,33 @@ def paired(a: Estimate, b: Estimate) -> Estimate:
             "masks, utility, bootstrap= and seed=, or both with bootstrap=0"
         )
     return Estimate(difference, SubsetBootstrap(other.means - one.means, one.subsets, one.key))
+
+
+def two_way_estimate(values: np.ndarray) -> Estimate:
+    """The mean over seeds of each query, of values (Q, R), with a bootstrap over seeds.
+
+    Its draws are widened by R / (R − 1), and its number of subsets gives the interval the degrees of freedom of
+    Welch and Satterthwaite: a few seeds count only as far as they differ.
+    """
+    queries, count = values.shape
+    if count < 2:
+        return Estimate(values[:, 0])
+    draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
+    by_seed, mean = values.mean(0), values.mean()
+    means = mean + (by_seed[draws].mean(1) - mean) * np.sqrt(count / (count - 1))
+    a, b = values.mean(1).var(ddof=1) / queries if queries > 1 else 0.0, means.var(ddof=1)
+    degrees = (a + b) ** 2 / (a**2 / max(1, queries - 1) + b**2 / (count - 1)) if a + b > 0 else count - 1
+    return Estimate(values.mean(1), SubsetBootstrap(means, 1 + int(degrees), f"{count} seeds"))
+
+
+def signed(e: Estimate) -> str:
+    """A difference in words.
+
+    >>> signed(Estimate(np.array([-0.1, -0.3])))
+    '−0.2 ± 1.3'
+    """
+    half = e.ci95 if e.ci95_total is None else e.ci95_total
+    return f"{e.mean:+.3g} ± {half:.2g}".replace("-", "−")
 
 
 def quantile(level: float, degrees: int) -> float:
