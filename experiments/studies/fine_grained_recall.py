@@ -26,7 +26,7 @@ import experiments.shared.recognition as recognition
 import experiments.shared.robots as robots
 from experiments.datasets import Queries, robot_queries
 from experiments.shared.cells import Cell, denoiser
-from experiments.shared.hubs import divide_hubs
+from experiments.shared.label_free_objectives import divide_hubs
 from experiments.shared.paths import HERE, RUNS
 from experiments.studies.label_free import DECAY, K_HUBS
 from unde import Weights, learn_weights

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.hubs import divide_hubs
+from experiments.shared.label_free_objectives import divide_hubs, learn_retrieval
 from experiments.shared.paths import RESULTS, RUNS, write_json
 from experiments.studies.quality import name_of
 from unde import Index
@@ -127,7 +127,7 @@ def learn_all(learn: GroupScores, retrieval: Retrieval) -> dict[str, Tensor]:
     return {
         "A": _solve(learn, Settings()),
         "T": _solve(divide_hubs(learn), Settings(K_HUBS, DECAY, solver=FIXED_POINT)),
-        "S": torch.stack([c.learn() for c in retrieval.learning.values()]).mean(0),
+        "S": torch.stack([learn_retrieval(c) for c in retrieval.learning.values()]).mean(0),
         "J": joint(learn, retrieval),
         "A on copies": torch.stack([_solve(c, Settings()) for c in copies]).mean(0),
         "T on copies": torch.stack(

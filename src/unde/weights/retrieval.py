@@ -1,12 +1,7 @@
-"""Weights from perturbed training examples: by Algorithm 1 with the copies as queries, or by self-retrieval.
+"""Weights from perturbed training examples: Algorithm 1 with the copies as queries.
 
-The paper's objective takes the top k of a query for true. Of a perturbed copy q′ of training example n the truth is
-known: n. Self-retrieval needs no k; what it maximises over w ≥ 0 is
-
-    mean over copies of  score(q′, n; w) / ‖scores(q′, ·; w)‖
-
-(the paper's supervised loss, app. C.4). Copies that are too easy to find teach nothing, hopeless ones teach noise: the
-strength is searched until the unweighted method finds a target share of them.
+Copies that are too easy to find among the training examples teach nothing, hopeless ones teach noise: the strength is
+searched until the unweighted method finds a target share of them.
 
 Identity is not influence: groups that tell examples apart need not be those that tell what a model learned from them,
 so these weights can harm, and only retrained models tell. `describe` tells what any weights make of scores.
@@ -24,7 +19,7 @@ from torch import Tensor
 from unde.devices import put
 from unde.scoring.base import Scores
 from unde.weights.contributions import Contributions
-from unde.weights.learn import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
+from unde.weights.learn import Settings, fit
 from unde.weights.objective import WeightProblem
 from unde.weights.weights import Weights
 
@@ -40,37 +35,24 @@ class Copies:
 
     def __init__(self, scores: Scores, originals: Tensor, content: Tensor) -> None:
         self.scores, self.originals, self.content = scores, originals, content  # (Q, N), (Q,), (N,)
-        self._data = Contributions(scores)
-        everything = torch.arange(self._data.queries)
-        self._problem = WeightProblem(self._data, everything, 1, "supervised", originals)
+        self.data = Contributions(scores)
 
     def retrieved(self, weights: Tensor | None = None) -> Tensor:
         """(Q,) bool: whether the original scores higher than all that is not equal to it."""
-        data, hits = self._data, torch.empty(self._data.queries, dtype=torch.bool)
+        data, hits = self.data, torch.empty(self.data.queries, dtype=torch.bool)
         w = torch.ones(data.groups) if weights is None else weights
-        for span, (scores,) in data.scores("finding", self._problem.queries, [w], 16 * data.examples):
+        for span, (scores,) in data.scores("finding", torch.arange(data.queries), [w], 16 * data.examples):
             rows = self.originals[span.places][:, None]
             original = scores.gather(1, put(rows, scores.device))[:, 0]
             twins = put(self.content[rows] == self.content, scores.device)
             hits[span.places] = (original > scores.masked_fill_(twins, -math.inf).amax(1)).cpu()
         return hits
 
-    def objective(self, weights: Tensor | None = None) -> Tensor:
-        """(Q,): the score of the original over the norm of all."""
-        w = torch.ones(self._data.groups) if weights is None else weights
-        return self._problem.values(w).double()
-
     def learn_top(self, seed: int = 0) -> Tensor:
         """(M,) weights by Algorithm 1 with the copies as queries, whose originals it is not told."""
-        settings = Settings(seed=seed).with_default_k(self._data.examples)
-        problem = WeightProblem(self._data, self._problem.queries, settings.k, settings.objective)
+        settings = Settings(seed=seed).with_default_k(self.data.examples)
+        problem = WeightProblem(self.data, torch.arange(self.data.queries), settings.k, settings.objective)
         return fit([problem], [settings])[0].weights.float()
-
-    def learn(self, seed: int = 0) -> Tensor:
-        """(M,) weights that maximise the mean objective less the solver's pull towards uniform weights."""
-        solver = FIXED_POINT if self.scores.method.linear else ADAMW
-        settings = Settings(1, WEIGHT_DECAY[solver], "supervised", solver, seed=seed)
-        return fit([self._problem], [settings])[0].weights.float()
 
 
 @dataclass(frozen=True)

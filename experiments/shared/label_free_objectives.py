@@ -1,8 +1,15 @@
-"""Hubs, training examples that score high for most queries, divided out of scores.
+"""Objectives for weights without labels, beside the one of `index.learn_weights`: hubs divided out, and self-retrieval.
 
-Top-k promotes the groups that hubs live in. Here each training example is divided by the size of its own scores,
+Top-k promotes the groups that hubs live in, training examples that score high for most queries. `divide_hubs` divides
+each training example by the size of its own scores,
 
     s_qn / r_n,     r_n = RMS over the queries of the unweighted s_qn, plus 0.001 · median(r).
+
+Self-retrieval needs no k: of a perturbed copy q′ of training example n the truth is known, n. It maximises over w ≥ 0
+
+    mean over copies of  score(q′, n; w) / ‖scores(q′, ·; w)‖
+
+(the paper's supervised loss, app. C.4).
 """
 
 from __future__ import annotations
@@ -17,7 +24,9 @@ from torch import Tensor
 from unde.devices import put
 from unde.scoring.base import Scores
 from unde.weights.contributions import Contributions
-from unde.weights.retrieval import squares
+from unde.weights.learn import ADAMW, FIXED_POINT, WEIGHT_DECAY, Settings, fit
+from unde.weights.objective import WeightProblem
+from unde.weights.retrieval import Copies, squares
 
 FLOOR = 1e-3  # of the median size
 
@@ -57,3 +66,20 @@ def divide_hubs(source: Scores) -> DividedScores:
     size = (squares(Contributions(source), [torch.ones(len(source.groups))])[0] / source.shape[0]).sqrt()
     size = size + FLOOR * size.median()
     return DividedScores(source, torch.where(size > 0, size, 1.0).float())
+
+
+def retrieval_objective(copies: Copies, weights: Tensor) -> Tensor:
+    """(Q,): the score of the original over the norm of all."""
+    return _problem(copies).values(weights).double()
+
+
+def learn_retrieval(copies: Copies, seed: int = 0) -> Tensor:
+    """(M,) weights that maximise the mean objective less the solver's pull towards uniform weights."""
+    solver = FIXED_POINT if copies.scores.method.linear else ADAMW
+    settings = Settings(1, WEIGHT_DECAY[solver], "supervised", solver, seed=seed)
+    return fit([_problem(copies)], [settings])[0].weights.float()
+
+
+def _problem(copies: Copies) -> WeightProblem:
+    everything = torch.arange(copies.data.queries)
+    return WeightProblem(copies.data, everything, 1, "supervised", copies.originals)
