@@ -127,7 +127,9 @@ class Contributions:
         if isinstance(self.source, GroupScores):
             loaded = self.source.select(queries).contributions(slice(0, len(queries)))
         else:
-            loaded = torch.cat([self.source.contributions(slice(q, q + 1)) for q in queries.tolist()])
+            loaded = torch.empty(len(queries), self.examples, self.groups, device=self.device)
+            for row, q in zip(loaded, queries.tolist()):
+                row.copy_(self.source.contributions(slice(q, q + 1))[0])
         return self._check_whole(loaded, queries.tolist())
 
     def _check_whole(self, loaded: Tensor, queries: Sequence[int]) -> Tensor:
