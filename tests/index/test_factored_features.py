@@ -16,6 +16,7 @@ from unde.data import Rows
 from unde.index.calibration import list_settings
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.projection import feature_size
+from unde.store.factored import Factored, choose_ranks, sides_of
 from unde.tasks import Classification
 
 TOKENS, WORDS, CLASSES = 6, 11, 4
@@ -90,11 +91,45 @@ def test_truncation_is_that_of_singular_values(tmp_path, full_rank, rank):
     stored = torch.cat([toy.stored(index).block(0, s) for s in range(len(index.manifest.shards))])
     for unit, columns in zip(index.manifest.units, index.manifest.columns):
         matrices = exact[:, columns]
-        shape = unit["shape"][0], unit["size"] // unit["shape"][0]
+        shape, rank = (unit["shape"][0], unit["size"] // unit["shape"][0]), unit.get("rank", 0)
         if len(unit["shape"]) > 1 and rank * (sum(shape) + 4) < unit["size"] + 4:
             u, s, v = torch.linalg.svd(matrices.view(-1, *shape), full_matrices=False)
             matrices = ((u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]).flatten(1)
-        assert relative(stored[:, columns], matrices) < 0.02, unit["name"]
+        if matrices.any():
+            assert relative(stored[:, columns], matrices) < 0.02, unit["name"]
+        else:
+            assert not stored[:, columns].any(), unit["name"]
+
+
+def test_bytes_are_spent_where_whitened_gradients_have_most_energy(tmp_path, full_rank):
+    """The ranks are those for the singular values of all examples, which are fewer than the sample here."""
+    index = build(tmp_path / "i", EKFAC("factored(2)"))
+    m, energies = index.manifest, []
+    for unit, matrices in zip(
+        m.units, full_rank.features(TRAIN).features[0].split([u["size"] for u in m.units], 1)
+    ):
+        square = matrices.unflatten(1, (unit["shape"][0], -1))
+        energies.append(
+            [] if len(unit["shape"]) < 2 else torch.linalg.svdvals(square).square().sum(0).tolist()
+        )
+    sides = sides_of(m.units, "factored(2)")
+    assert tuple(u.get("rank", 0) for u in m.units) == choose_ranks(2, sides, energies)
+    assert len({u["rank"] for u in m.units if "rank" in u}) > 1  # or this would test nothing
+    assert m.codec.nbytes(1, m.columns) <= Factored(2, sides).nbytes(1, m.columns)
+
+
+def test_indexes_with_one_number_of_products_for_all_matrices_open(tmp_path):
+    """As they were built before each matrix had its own."""
+    with mock.patch("unde.index.projection_matrices._energies", return_value={}):
+        index = build(tmp_path / "i", EKFAC("factored(2)"))
+    assert not any("rank" in u for u in index.manifest.units)
+    before = index.score(QUERIES).total()
+    toy.shard_files(index)[1].unlink()
+    again = build(tmp_path / "i", EKFAC("factored(2)"))
+    assert again.manifest == index.manifest
+    assert_close(again.score(QUERIES).total(), before, rtol=0, atol=0)
+    again.append(texts(4, seed=9))
+    assert_close(again.score(QUERIES).total()[:, :22], before)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Features in a byte, and as a few outer products: against loops in NumPy, and singular values of torch."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from unde import UndeError
 from unde.store import factored
 from unde.store.codec import CODECS
-from unde.store.factored import Factored, codec_of, leading, sides_of
+from unde.store.factored import Factored, choose_ranks, codec_of, leading, sides_of
 
 INT8 = CODECS["int8"]
 SIZES = [3, 1, 64, 64, 65, 130, 256]  # one column, whole blocks, odd ones, and neighbours of one size
@@ -147,6 +149,56 @@ def test_unpacked_by_a_loop():
     assert at == numbers.shape[1] and of_scale == scale.shape[1] and not back[1].any()
 
 
+def test_each_matrix_may_have_its_own_number_of_products():
+    """As a codec of its own stores it; a matrix of rank 0 is zero, one whose products take more is kept in int8."""
+    ranks = (3, 0, 0, 1, 1, 40)
+    codec = Factored(2, SIDES, ranks)
+    x = torch.randn(5, 1014, generator=torch.Generator().manual_seed(4))
+    packed = codec.pack(x, OF_SIDES)
+    codec.check(packed, 5, OF_SIDES)
+    back = codec.unpack(packed, OF_SIDES)
+    for c, pair, rank in zip(OF_SIDES, SIDES, ranks):
+        alone, here = Factored(max(rank, 1), (pair,)), [slice(0, c.stop - c.start)]
+        want = alone.unpack(alone.pack(x[:, c], here), here)
+        assert torch.equal(back[:, c], want if rank or pair is None else torch.zeros_like(want))
+    assert codec.nbytes(1, OF_SIDES) == 3 * 36 + 20 + 0 + 36 + 9 + 260
+
+
+def brute_force(rank, sides, energies):
+    """The most energy that fits, by trying everything."""
+    cost = [lambda k, r=r, s=s: min(k * (r + s + 4), r * s + 4) for r, s in sides]
+    budget, best = sum(c(rank) for c in cost), -1.0
+    for ranks in itertools.product(*(range(len(e) + 1) for e in energies)):
+        if sum(c(k) for c, k in zip(cost, ranks)) <= budget:
+            best = max(best, sum(sum(e[:k]) for e, k in zip(energies, ranks)))
+    return best
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_are_spent_where_they_keep_most(rank, seed):
+    """Of matrices of one shape as much as can be; of others nearly so, as the last product may not fit."""
+    g = np.random.default_rng(seed)
+    for sides, least in ([[(12, 12)] * 4, 1 - 1e-9], [[(12, 12), (9, 20), (6, 30), (16, 16)], 0.93]):
+        energies = [np.sort(g.exponential(size=5) * g.exponential() ** 3)[::-1].tolist() for _ in sides]
+        ranks = choose_ranks(rank, [*sides, None], [*energies, []])
+        kept = sum(sum(e[:k]) for e, k in zip(energies, ranks))
+        assert ranks[-1] == 0
+        assert kept >= least * brute_force(rank, sides, energies)
+        fixed, own = (Factored(rank, tuple(sides), r) for r in ((), ranks[:-1]))
+        columns = columns_of([r * s for r, s in sides])
+        assert own.nbytes(1, columns) <= fixed.nbytes(1, columns)
+
+
+def test_enough_bytes_for_everything_keep_everything():
+    sides = [(4, 6), (8, 8), None]
+    energies = [[1.0, 0.0, 0.0, 0.0], [0.0] * 8, []]
+    ranks = choose_ranks(8, sides, energies)
+    whole, own = (Factored(8, tuple(sides), r) for r in ((), ranks))
+    columns = columns_of([24, 64, 3])
+    assert own.layout(1, columns) == whole.layout(1, columns)
+
+
 def test_products_of_all_sizes_that_float32_has():
     codec, columns = Factored(1, ((16, 16),)), [slice(0, 256)]
     x = matrices(8, 16, 16, 0.0).flatten(1)  # of rank one
@@ -189,6 +241,8 @@ def test_sides_are_those_of_the_projected_matrix():
 
 def test_names():
     assert codec_of("factored(2)", [{"shape": [4, 6]}], "factored(2)") == Factored(2, ((4, 6),))
+    own = codec_of("factored(2)", [{"shape": [4, 6], "rank": 1}, {"shape": [4]}], "factored(2)")
+    assert own == Factored(2, ((4, 6), None), (1, 2))
     assert codec_of("int8", [], "none") is CODECS["int8"]
     factored.check("factored(2)", "factored(2)")
     for name, said in (

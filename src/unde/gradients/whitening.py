@@ -72,10 +72,11 @@ class Statistics:
         title: str,
         what: Measurement,
         bad: Set[int] = frozenset(),
+        sample: int = SAMPLE,
     ) -> Iterator[tuple[FeaturePass, Sequence[int]]]:
         """The examples of each pass over the sample but for `bad` ones, under every checkpoint and measure."""
         size, in_pass = passes
-        where = [i for i in evenly(len(self.rows), SAMPLE) if i not in bad]
+        where = [i for i in evenly(len(self.rows), sample) if i not in bad]
         cuts = [where[r.start : r.stop] for r in split_range(range(len(where)), size)]
         runs = [(load, measure) for load in self.checkpoints for measure in self.measures]
         factors = None if what.factors is None else Factors(what.factors, self.model)
@@ -92,7 +93,12 @@ class Statistics:
                             advance(1)
 
     def features(
-        self, units: Sequence[Unit], passes: Passes, title: str, some: Sequence[Unit] | None = None
+        self,
+        units: Sequence[Unit],
+        passes: Passes,
+        title: str,
+        some: Sequence[Unit] | None = None,
+        sample: int = SAMPLE,
     ) -> Iterator[Tensor]:
         """Features of the sample, pass by pass; those of `some` of the units alone.
 
@@ -101,7 +107,7 @@ class Statistics:
         """
         what = Measurement(units if some is None else some)
         buffer = torch.empty(passes[0], what.units[-1].stop)  # of all passes: new memory is slow
-        for run, cut in self.runs(units, passes, title, what):
+        for run, cut in self.runs(units, passes, title, what, sample=sample):
             [result] = run.over(self.rows.batches([cut]), [buffer[: len(cut)]])
             if torch.linalg.vector_norm(result.features, dim=1).isfinite().all():
                 yield result.features

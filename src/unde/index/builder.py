@@ -21,7 +21,7 @@ from unde.gradients.feature_pass import torch_threads
 from unde.groups import Groups, trainable
 from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, raise_failing_sample
-from unde.index.projection_matrices import resolve, resolve_labels
+from unde.index.projection_matrices import resolve, resolve_labels, with_ranks
 from unde.index.reader import IndexReader, write_ids
 from unde.index.shard_writer import ShardWriter
 from unde.index.sizes import choose_shard_size, choose_store_dtype, draft_manifest
@@ -166,7 +166,9 @@ class _Start:
             if scales or method.whitened or (existing is not None and existing.matrices):
                 wanted, matrices = resolve(folder, inputs, names, scales, self.memory, wanted, existing)
             units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
-            wanted = replace(wanted, units=describe_units(units))
+            wanted = replace(
+                wanted, units=with_ranks(describe_units(units), str(self.method.projection), matrices)
+            )
             if wanted.store_dtype == AUTO:
                 sizes = wanted.examples, wanted.width, wanted.terms
                 usual = choose_store_dtype(settings.scoring_method, *sizes)

@@ -6,9 +6,10 @@ They are stored beside the manifest; a resumed build reads them, so that all sha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,12 @@ from unde.checkpoints import load_checkpoint
 from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
-from unde.gradients.parameters import DAMPINGS, placement
-from unde.gradients.whitening import Statistics, fit_whitening
+from unde.gradients.parameters import DAMPINGS, make_units, placement
+from unde.gradients.whitening import Passes, Statistics, fit_whitening
 from unde.methods import EKFAC, Fisher, Method
 from unde.parallel.model_transport import BuildInputs, ModelInputs
+from unde.projection import MOST_FACTORS, Spec
+from unde.store.factored import choose_ranks, leading, sides_of
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -38,6 +41,7 @@ from unde.store.shards import (
 from unde.tasks.base import Task
 
 PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
+SAMPLE = 32  # examples whose singular values decide how many outer products of each matrix are kept
 
 
 def home(folder: StorePath) -> StorePath:
@@ -138,7 +142,35 @@ def _whitening(
     data = curvature_data(inputs, inputs.rows, names, method, range(len(wanted.models)))
     given = None if recorded is None else (recorded[0] or 1, recorded[1])
     matrices, (size, rows) = fit_whitening(data, method.kernel.dampings, memory, given, allocate=empty_tensor)
-    return matrices | {PASSES: torch.tensor([size, rows or 0])}
+    passes = size, rows
+    return matrices | _energies(data, passes, matrices) | {PASSES: torch.tensor([size, rows or 0])}
+
+
+def _energies(data: Statistics, passes: Passes, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of each matrix, "energies/<name>": mean squares of the largest singular values of its whitened gradients."""
+    units = make_units(data.model, data.names, "factored(1)", 0, matrices)
+    found = dict[str, Tensor]()
+    for features in data.features(units, passes, "whitening: ranks", sample=SAMPLE):
+        for u in units:
+            if len(u.shape) < 2:
+                continue
+            left, right = leading(features[:, u.columns].unflatten(1, (u.shape[0], -1)), MOST_FACTORS)
+            squares = (left.square().sum(1) * right.square().sum(1)).double().sum(0)
+            key = f"energies/{u.name}"
+            found[key] = found[key] + squares if key in found else squares
+    return found
+
+
+def with_ranks(
+    units: Sequence[Mapping[str, Any]], projection: str, matrices: Mapping[str, Tensor]
+) -> list[dict[str, Any]]:
+    """The parameters with the number of outer products to keep of each matrix, where whitening was computed."""
+    spec, keys = Spec.parse(projection), [f"energies/{u['name']}" for u in units]
+    if spec.kind != "factored" or not any(key in matrices for key in keys):
+        return [dict(u) for u in units]
+    energies = [matrices[key].tolist() if key in matrices else [] for key in keys]
+    ranks = choose_ranks(spec.size, sides_of(units, projection), energies)
+    return [{**u, "rank": r} if len(u["shape"]) > 1 else dict(u) for u, r in zip(units, ranks)]
 
 
 def curvature_data(

@@ -3,6 +3,8 @@
 The gradient of a weight is a sum of outer products over the positions of an example. Of its feature, r rows by s
 columns, the leading c singular pairs are kept, Σ_k u_k v_kᵀ with c (r + s) numbers in place of r s, as LoRIF does
 (arXiv:2601.21929). No other c outer products come closer. Their entries take a byte each, and each product a scale.
+
+c may be the same for all matrices, or each has its own: `choose_ranks` spends the bytes where they keep most.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ class Factored(Codec):
     """`rank` outer products of every matrix that they take less than int8 for; the others, and vectors, in int8.
 
     `features` has the numbers u_1 v_1 … u_c v_c of each matrix, and those of int8, in the order of the parameters;
-    `scale` has c and 1 of them.
+    `scale` has c and 1 of them. `ranks` has another c for each parameter, 0 where nothing of a matrix is kept.
     """
 
     rounding: ClassVar[float] = Int8.rounding  # what is left out is no noise: kernels never see it
     lossy: ClassVar[bool] = True
     rank: int
     sides: tuple[MatrixShape, ...]  # of each parameter
+    ranks: tuple[int, ...] = ()  # of each parameter; empty: `rank`
 
     @property
     def name(self) -> str:
@@ -72,25 +75,9 @@ class Factored(Codec):
             if run.sides is None:
                 numbers, scale = Int8().pack(x, [slice(0, run.size)]).values()
             else:
-                numbers, scale = self._factors(x, run.sides, sizes[:, i : i + 1])
+                numbers, scale = _factors(x, run, sizes[:, i : i + 1])
             out["features"][:, run.numbers], out["scale"][:, run.scales] = numbers, scale
         return out
-
-    def _factors(self, x: Tensor, sides: tuple[int, int], size: Tensor) -> tuple[Tensor, Tensor]:
-        """Of matrices (n, r·s) with entries up to `size` (n, 1): numbers (n, c·(r + s)) and scales (n, c)."""
-        matrices = x.to(torch.float32).unflatten(1, sides)
-        tiny = torch.finfo(torch.float32).tiny
-        size = torch.where(size > tiny, size, 1.0)
-        if 1 / _NEAR < size.min() and size.max() < _NEAR:  # squares stay in range: no need of a copy
-            size = torch.ones_like(size)
-        else:
-            matrices = matrices / size.unsqueeze(2)
-        left, right = leading(matrices, self.rank)
-        most = [f.abs().amax(1) for f in (left, right)]  # (n, c)
-        scale = most[0] * most[1] * size / _STEPS**2
-        scale = torch.where(scale >= tiny, scale.clamp(max=_LARGEST), 0.0)
-        both = [f / torch.where(m > 0, m, 1.0).unsqueeze(1) * _STEPS for f, m in zip((left, right), most)]
-        return torch.cat(both, 1).mT.round().to(torch.int8).flatten(1), scale
 
     def unpack(
         self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
@@ -105,11 +92,14 @@ class Factored(Codec):
                 continue
             r, s = run.sides
             x = out[:, run.columns].unflatten(1, (run.units, r, s))
-            both = numbers.unflatten(1, (run.units, self.rank, r + s)).float()
-            left = (both[..., :r] * scale.unflatten(1, (run.units, self.rank, 1))).unsqueeze(4)
+            if run.rank == 0:
+                x.zero_()
+                continue
+            both = numbers.unflatten(1, (run.units, run.rank, r + s)).float()
+            left = (both[..., :r] * scale.unflatten(1, (run.units, run.rank, 1))).unsqueeze(4)
             right = both[..., r:].unsqueeze(3)
             torch.mul(left[:, :, 0], right[:, :, 0], out=x)
-            for k in range(1, self.rank):
+            for k in range(1, run.rank):
                 x.addcmul_(left[:, :, k], right[:, :, k])
         return out
 
@@ -120,30 +110,92 @@ class Factored(Codec):
 
     def _runs(self, columns: Sequence[slice], together: bool = True) -> Iterator[_MatrixRun]:
         """Parameters one by one, or neighbours that are stored alike `together`."""
-        kinds = [(c.stop - c.start, self._matrix(pair)) for c, pair in zip(columns, self.sides, strict=True)]
+        ranks = self.ranks or [self.rank] * len(columns)
+        kinds = [
+            (c.stop - c.start, *((None, 1) if pair is None or _is_whole(pair, rank) else (pair, rank)))
+            for c, pair, rank in zip(columns, self.sides, ranks, strict=True)
+        ]
         number = scale = 0
-        for (size, pair), first, last in neighbours(kinds, together):
-            units, each = last - first, size if pair is None else self.rank * sum(pair)
+        for (size, pair, rank), first, last in neighbours(kinds, together):
+            units, each = last - first, size if pair is None else rank * sum(pair)
             numbers = slice(number, number + units * each)
-            scales = slice(scale, scale + units * (1 if pair is None else self.rank))
+            scales = slice(scale, scale + units * rank)
             number, scale = numbers.stop, scales.stop
             where = slice(columns[first].start, columns[last - 1].stop)
-            yield _MatrixRun(units, size, pair, where, numbers, scales)
-
-    def _matrix(self, pair: MatrixShape) -> MatrixShape:
-        """The sides of a matrix of which outer products are kept."""
-        if pair is None or self.rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4:
-            return None
-        return pair
+            yield _MatrixRun(units, size, pair, rank, where, numbers, scales)
 
 
 class _MatrixRun(NamedTuple):
     units: int
     size: int  # columns of each
     sides: MatrixShape  # of matrices that are kept as outer products
+    rank: int  # scales of each: how many products, 1 of int8
     columns: slice
     numbers: slice
     scales: slice
+
+
+def _factors(x: Tensor, run: _MatrixRun, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices (n, r·s) with entries up to `size` (n, 1): numbers (n, c·(r + s)) and scales (n, c)."""
+    assert run.sides is not None
+    if run.rank == 0:
+        return x[:, :0].to(torch.int8), x[:, :0]
+    matrices = x.to(torch.float32).unflatten(1, run.sides)
+    tiny = torch.finfo(torch.float32).tiny
+    size = torch.where(size > tiny, size, 1.0)
+    if 1 / _NEAR < size.min() and size.max() < _NEAR:  # squares stay in range: no need of a copy
+        size = torch.ones_like(size)
+    else:
+        matrices = matrices / size.unsqueeze(2)
+    left, right = leading(matrices, run.rank)
+    most = [f.abs().amax(1) for f in (left, right)]  # (n, c)
+    scale = most[0] * most[1] * size / _STEPS**2
+    scale = torch.where(scale >= tiny, scale.clamp(max=_LARGEST), 0.0)
+    both = [f / torch.where(m > 0, m, 1.0).unsqueeze(1) * _STEPS for f, m in zip((left, right), most)]
+    return torch.cat(both, 1).mT.round().to(torch.int8).flatten(1), scale
+
+
+def _bytes(pair: tuple[int, int], rank: int) -> int:
+    """Bytes of a matrix: those of its outer products, or of int8 where these are no fewer."""
+    return min(rank * (sum(pair) + 4), pair[0] * pair[1] + 4)
+
+
+def _is_whole(pair: tuple[int, int], rank: int) -> bool:
+    return rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4
+
+
+def choose_ranks(
+    rank: int, sides: Sequence[MatrixShape], energies: Sequence[Sequence[float]]
+) -> tuple[int, ...]:
+    """How many outer products to keep of each matrix: together no more bytes than `rank` of each, spent where they keep
+    most.
+
+    Args:
+        rank: The c of factored(c).
+        sides: Of each parameter; of vectors None.
+        energies: Of each parameter the mean squares of its singular values, the largest first.
+
+    >>> choose_ranks(1, [(8, 8), (8, 8), None], [[9.0, 4.0, 1.0], [2.0, 1.0, 0.0], []])
+    (2, 0, 0)
+    """
+    left = sum(_bytes(pair, rank) for pair in sides if pair is not None)
+    ranks = [0] * len(sides)
+    gains = [
+        (energy / (sum(pair) + 4), -i, -k)
+        for i, (pair, each) in enumerate(zip(sides, energies, strict=True))
+        if pair is not None
+        for k, energy in enumerate(each)
+    ]
+    full = set[int]()  # matrices whose next product does not fit
+    for _, i, k in sorted(gains, reverse=True):
+        pair = sides[-i]
+        assert pair is not None
+        price = _bytes(pair, 1 - k) - _bytes(pair, -k)
+        if -i in full or price > left:
+            full.add(-i)
+            continue
+        ranks[-i], left = 1 - k, left - price
+    return tuple(ranks)
 
 
 def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -207,7 +259,10 @@ def codec_of(name: str, units: Sequence[Mapping[str, Any]], projection: str) -> 
     104
     """
     rank = _rank(name)
-    return codec(name) if rank is None else Factored(rank, sides_of(units, projection))
+    if rank is None:
+        return codec(name)
+    ranks = tuple(u.get("rank", rank) for u in units) if any("rank" in u for u in units) else ()
+    return Factored(rank, sides_of(units, projection), ranks)
 
 
 def check(name: str, projection: str) -> None:

@@ -54,6 +54,8 @@ def _check_units(units: Any) -> None:
         for side in _list(f"the shape of {u['name']!r}", u["shape"], int):
             _count(f"the shape of {u['name']!r}", side)
         _count(f"the size of {u['name']!r}", u["size"])
+        if u.get("rank", 0) != 0:
+            _count(f"the rank of {u['name']!r}", u["rank"])
     _count("the width", sum(u["size"] for u in units))
     if len({u["name"] for u in units}) < len(units):
         raise ValueError("two units have one name")
