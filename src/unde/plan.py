@@ -22,7 +22,7 @@ from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import Coverage, make_units, placement
 from unde.gradients.feature_pass import FeaturePass, split_range
-from unde.gradients.whitening import SAMPLE
+from unde.gradients.statistics import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index.choice import MethodChoice, choose
 from unde.index.feature_runner import FeatureRunner

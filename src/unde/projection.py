@@ -5,7 +5,8 @@ P maps its gradient to a short feature vector with E⟨P g, P h⟩ = ⟨g, h⟩ 
 all parameters share one scale and learned weights need not undo the projection.
 
     none        the gradient itself
-    factored(c) the gradient itself, of which an index stores c outer products; EKFAC whitens it first
+    factored(c) the gradient itself, of which an index stores c outer products. EKFAC whitens it first, and spends the
+                bytes of c of each matrix on those products of any matrix that keep most energy
     kron(r)     two-sided, A G Bᵀ with A (r × R) and B (r × C): needs only the two factors of G, never G
     sjlt(k)     sparse Johnson–Lindenstrauss: every coordinate goes to one of k buckets with a random sign
     dense(k)    k full random directions, entries normal or Rademacher
@@ -37,7 +38,7 @@ VERSION = 1  # raise when the numbers drawn for a given key change: indexes of a
 KINDS = ("none", "factored", "kron", "sjlt", "dense")
 WHOLE = ("none", "factored")  # features are gradients, entry for entry
 MATRICES = (*WHOLE, "kron")  # features of matrices are matrices
-MOST_FACTORS = 64  # outer products that factored(c) keeps of a matrix
+MOST_FACTORS = 64  # outer products of a matrix: the largest c of factored(c)
 DENSE_LIMIT = 2**31  # bytes of one dense matrix
 
 

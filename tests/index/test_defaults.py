@@ -182,7 +182,7 @@ def test_whitening_takes_rounds_where_memory_is_small():
     model = meta(lambda: nn.Sequential(nn.Embedding(50257, 768), *(nn.Linear(a, b) for a, b in shapes)))
     made = {gb: plan(model, CausalLM(), n_examples=1000, memory=f"{gb}GB") for gb in (2, 50)}
     assert {str(p.method["projection"]) for p in made.values()} == {"factored(64)"}
-    assert made[50].sample_passes == 2 < made[2].sample_passes < 8
+    assert made[50].sample_passes == 1 < made[2].sample_passes < 6
 
 
 @pytest.mark.parametrize("method", [TRAK(), LoGRA(), DTRAK(), DAS(), JourneyTRAK()], ids=lambda m: m.name)

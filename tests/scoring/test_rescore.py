@@ -271,7 +271,7 @@ def test_kernels_that_are_fitted_to_whole_gradients(tmp_path, name, projection):
 def test_kernels_are_fitted_once(tmp_path, monkeypatch):
     index = toy.build(tmp_path / "i", N, method=EKFAC(projection=SMALL))
     first = index.score(QUERIES).rescore(K).by_group()
-    monkeypatch.setattr("unde.index.gradient_kernel.fit_whitening", None)  # not again
+    monkeypatch.setattr("unde.index.gradient_kernel.fit_eigenvalues", None)  # not again
     assert torch.equal(index.score(QUERIES).rescore(K).by_group(), first)
     small = toy.reopen(index, train_data=toy.data(N), memory="1kB")
     with pytest.raises(UndeError, match=r"eigenvectors of 4 parameters need .* raise memory="):

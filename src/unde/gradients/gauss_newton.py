@@ -24,7 +24,7 @@ from unde.gradients.fallback import MeasureModule
 from unde.gradients.feature_pass import split_range
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
-from unde.gradients.whitening import SAMPLE
+from unde.gradients.statistics import SAMPLE
 from unde.tasks.base import Task
 
 

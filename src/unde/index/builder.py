@@ -167,7 +167,7 @@ class _Start:
                 wanted, matrices = resolve(folder, inputs, names, scales, self.memory, wanted, existing)
             units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
             wanted = replace(
-                wanted, units=with_ranks(describe_units(units), str(self.method.projection), matrices)
+                wanted, units=with_ranks(describe_units(units), str(method.projection), matrices)
             )
             if wanted.store_dtype == AUTO:
                 sizes = wanted.examples, wanted.width, wanted.terms

@@ -21,7 +21,8 @@ from unde.errors import UndeError
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import exclusive, set_rows
 from unde.gradients.gauss_newton import GaussNewton
-from unde.gradients.whitening import SAMPLE, Statistics, add_squares, fit_whitening
+from unde.gradients.statistics import SAMPLE, Statistics, add_squares
+from unde.gradients.whitening import fit_eigenvalues
 from unde.index import projection_matrices
 from unde.index.feature_runner import FeatureRunner
 from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, TensorSource
@@ -121,7 +122,7 @@ def _moments(method: Method, runner: FeatureRunner, data: Statistics, memory: in
     m = runner.manifest
     passes = m.resolved.pass_size, m.resolved.rows
     if isinstance(method.kernel, EKFACKernel):
-        matrices, _ = fit_whitening(data, method.kernel.dampings, memory, passes, exact=True)
+        matrices = fit_eigenvalues(data, method.kernel.dampings, memory, passes)
         return _ekfac_moments(matrices, m)
     squares = torch.zeros(m.width, dtype=torch.float64, device=double_device(device_of(runner.inputs.model)))
     for features in data.features(runner.units, passes, "second moments"):

@@ -20,7 +20,8 @@ from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import DAMPINGS, make_units, placement
-from unde.gradients.whitening import Passes, Statistics, fit_whitening
+from unde.gradients.statistics import Passes, Statistics
+from unde.gradients.whitening import fit_whitening
 from unde.methods import EKFAC, Fisher, Method
 from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import MOST_FACTORS, Spec

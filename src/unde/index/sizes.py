@@ -22,8 +22,7 @@ from unde.gradients.feature_pass import SHARE
 from unde.gradients.parameters import find_tables
 from unde.gradients.whitening import (
     count_matrices,
-    rounds_of_covariances,
-    rounds_of_eigenvalues,
+    rounds_of_whitening,
     whitening_memory,
 )
 from unde.groups import Groups
@@ -141,8 +140,7 @@ class IndexSizes:
         """Passes over a sample before the index is begun, for the rounds of whitening."""
         if not methods.parse(m.method).whitened:
             return 0
-        rounds = rounds_of_covariances(m.units, self.memory)
-        return len(rounds) + len(rounds_of_eigenvalues(m.units, self.memory, m.resolved.pass_size))
+        return len(rounds_of_whitening(m.units, self.memory, m.resolved.pass_size))
 
     def memory_of(self, files: IndexFiles) -> int:
         """Bytes that building these features and fitting their kernel take, at least."""

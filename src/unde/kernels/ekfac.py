@@ -11,7 +11,8 @@ moment in place of the approximation, up to `EXACT` entries, and its diagonal be
 Damping is a multiple of the mean of Λ of each parameter, or of the whole model, or absolute. K does not mix
 parameters, so it acts on the query side.
 
-Whitened features are (Λ + λ)^−1/2 Qᵀ g already: there K is (Λ + λ) / (Λ + λ′), the identity for λ′ = λ.
+Whitened features are (Λ + λ)^−1/2 Qᵀ g already, with Λ as K-FAC has it (`unde.gradients.whitening`): there K is
+(Λ + λ) / (Λ + λ′), the identity for λ′ = λ.
 """
 
 from __future__ import annotations
