@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,3 +41,10 @@ def unfinished(path: Path) -> Generator[Path]:
 def write_json(path: Path, content: Any) -> None:
     with unfinished(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def computed(path: Path, compute: Callable[[], Any]) -> Any:
+    """What a JSON file holds, which is written first if it is not there: an interrupted run goes on."""
+    if not path.exists():
+        write_json(path, compute())
+    return json.loads(path.read_text())

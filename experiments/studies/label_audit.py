@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.shared import label_peers
-from experiments.shared.paths import RUNS, unfinished
+from experiments.shared.paths import RUNS, computed
 from unde import Index
 from unde.data import Rows
 from unde.evaluate import mislabel_auc
@@ -187,19 +188,12 @@ def states(model: nn.Module, x: Tensor) -> np.ndarray:
 
 
 def run(variant: str) -> dict[str, Any]:
-    import json
-
     torch.set_num_threads(1)
-    (RUNS / "label_audit").mkdir(parents=True, exist_ok=True)
     methods: dict[str, dict[str, list[float]]] = {}
     seeds = SEEDS.get(variant, 3)
     for seed in range(seeds):
         path = RUNS / "label_audit" / f"{variant}-{seed}.json"
-        if not path.exists():
-            found = audit_all(variant, seed)
-            with unfinished(path) as part:
-                Path(part).write_text(json.dumps(found))
-        for name, measures in json.loads(path.read_text()).items():
+        for name, measures in computed(path, partial(audit_all, variant, seed)).items():
             for key, value in measures.items():
                 methods.setdefault(name, {}).setdefault(key, []).append(round(value, 4))
         print(

@@ -22,7 +22,7 @@ from torch import Tensor
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.label_free_objectives import divide_hubs, learn_retrieval
-from experiments.shared.paths import RESULTS, RUNS, write_json
+from experiments.shared.paths import RESULTS, RUNS, computed
 from experiments.studies.quality import name_of
 from unde import Index
 from unde.evaluate import paired
@@ -75,10 +75,7 @@ def run(variant: str) -> dict[str, Any]:
         }
     out = {}
     for name, method in methods.items():
-        done = folder / f"{name}.json"  # a run goes on where it stopped
-        if not done.exists():
-            write_json(done, _cell(cell, index, folder, method))
-        out[name] = json.loads(done.read_text())
+        out[name] = computed(folder / f"{name}.json", partial(_cell, cell, index, folder, method))
         shown = {r: f"{100 * v['difference']['mean']:+.1f}" for r, v in out[name]["rules"].items()}
         print(f"{variant} {name}: {100 * out[name]['unweighted']['mean']:.1f} {shown}", flush=True)
     return {"bank": bank, "features": features, "methods": out}

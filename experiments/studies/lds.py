@@ -11,9 +11,9 @@ its dampings relative to the mean diagonal of what is inverted. On whole gradien
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.crossfit import Fold, estimate, folds, of_predictions, predicted, resolved
-from experiments.shared.paths import RUNS, write_json
+from experiments.shared.paths import RUNS, computed
 from experiments.shared.sweep import DECAY, EVERY_BANK, K, candidates, grid
 from unde.evaluate import Estimate, calibration, paired
 from unde.evaluate.calibration import spearman
@@ -43,12 +43,9 @@ def run(variant: str) -> dict[str, Any]:
     cell, whole = cells.get(variant.removesuffix(WHOLE)), variant.endswith(WHOLE)
     methods, folder = {}, RUNS / cell.name / f"lds{whole * WHOLE}"
     for name, method in (cell.defaults if whole else cell.methods).items():
-        path = folder / f"{name}.json"
-        if not path.exists():
-            swept = isinstance(method, Damped) and not whole
-            dampings = [replace(method, damping=d) for d in DAMPINGS] if swept else [method]
-            write_json(path, measure(cell, dampings))
-        methods[name] = json.loads(path.read_text())
+        swept = isinstance(method, Damped) and not whole
+        dampings = [replace(method, damping=d) for d in DAMPINGS] if swept else [method]
+        methods[name] = computed(folder / f"{name}.json", partial(measure, cell, dampings))
         shown = {rule: f"{100 * r['difference']['mean']:+.2f}" for rule, r in methods[name]["rules"].items()}
         print(f"{variant} {name}: {100 * methods[name]['unweighted']['mean']:.2f} {shown}", flush=True)
     baselines = {} if whole else _baselines(cell)

@@ -13,7 +13,6 @@ Recall@k of those that tell the fact that is asked for.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.shared import facts, quanda_metrics
-from experiments.shared.paths import RUNS, write_json
+from experiments.shared.paths import RUNS, computed
 from unde import Index
 from unde.evaluate import Bank, TrainingSpec, lds
 from unde.evaluate.baselines import baseline_scores
@@ -215,10 +214,7 @@ def mnist(kind: str, folder: Path) -> dict[str, Any]:
         parts[f"{ONE_PROJECTION}, {size}"] = partial(shared, size)
         parts |= {f"{name}, {size}": partial(halved, method, size) for name, method in on_halves.items()}
     for name, compute in parts.items():
-        path = folder / f"{name}.json"
-        if not path.exists():
-            write_json(path, compute())
-        out[name] = json.loads(path.read_text())
+        out[name] = computed(folder / f"{name}.json", compute)
         print(kind, name, out[name], flush=True)
     shutil.rmtree(folder / "index", ignore_errors=True)
     out["ensembles"] = {
