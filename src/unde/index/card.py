@@ -18,19 +18,9 @@ from unde.version import __version__
 MARK = "<!-- written by unde push -->"
 
 
-def make_card(folder: StorePath, name: str | None = None) -> str:
-    """The card of an index, in Markdown with the header that model hubs read.
-
-    Args:
-        folder: Folder or URL of the index.
-        name: What it is called; by default its folder.
-
-    Returns:
-        The text of README.md.
-    """
-    m = Manifest.read(folder)
-    name = name or folder.name
-    source = _source(folder)
+def make_card(folder: StorePath) -> str:
+    """The card of an index, in Markdown with the header that model hubs read."""
+    m, name, source = Manifest.read(folder), folder.name, _source(folder)
     model = PurePath(source["model"]).name if "model" in source else source.get("target", "a PyTorch model")
     data = f" of {PurePath(source['data']).name}" if "data" in source else ""
     several = f", {m.terms} checkpoints or steps" if m.terms > 1 else ""
@@ -86,12 +76,12 @@ the index. Gradients are: what can be learned about an example from its gradient
 """
 
 
-def write_card(folder: StorePath, name: str | None = None) -> bool:
+def write_card(folder: StorePath) -> bool:
     """Write README.md into the folder of an index; False if there is one that somebody else wrote."""
     path = folder / layout.CARD
     if exists(path) and MARK.encode() not in path.read_bytes():
         return False
-    write_bytes(path, make_card(folder, name).encode())
+    write_bytes(path, make_card(folder).encode())
     return True
 
 

@@ -203,8 +203,7 @@ class _Search:
                 hint = self._hint(tried)
                 return files.method, f"projection {projection}: {size(files.total)} of {self.budget}{hint}"
             tried.append(files)
-        least = min(tried, key=lambda files: files.features).total
-        raise self._nothing(min((f for f in tried if f.features <= least), key=lambda files: files.total))
+        raise self._nothing(min(tried, key=lambda files: files.total))
 
     def _candidates(self) -> Iterator[str]:
         sizes = self.sizes

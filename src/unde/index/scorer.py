@@ -165,12 +165,11 @@ class StoredFeatures(TrainFeatures):
         kernel: Kernel,
         executor: Executor = SERIAL,
         ids: Sequence[Any] | None = None,
-        checkpoint_weights: Sequence[float] | None = None,
     ) -> None:
         m = reader.manifest
         self.reader, self.kernel, self.executor, self.ids = reader, kernel, executor, ids
         self.units, self.columns, self.cuts = m.unit_names, m.columns, m.shards
-        self.checkpoint_weights = checkpoint_weights or m.checkpoint_weights
+        self.checkpoint_weights = m.checkpoint_weights
         self._caches = [KernelCache(reader, kernel, c, executor) for c in range(m.terms)]
         self.kernel_blocks = self._caches[0].bound.blocks
         if self.kernel_blocks is None and reader.codec.lossy:
