@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import toy
 from unde import Groups, Index, UndeError, learn_weights
@@ -117,6 +118,23 @@ def test_candidates_keep_the_numbers_they_were_measured_under(tmp_path):
     numbers = 1 + torch.tensor(left)
     want = by_layer()[:, left] * numbers[:, None] * torch.arange(1, 8)[:, None, None]
     close(found.by_group(), picked(want, found))
+
+
+class Moved(TensorDataset):
+    by = 0.0
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + self.by * (i == 3), y
+
+
+def test_queries_that_read_differently(small):
+    queries = Moved(*QUERIES)
+    scores = small.score(queries)
+    scores.rescore(K)
+    queries.by = 1.0
+    with pytest.raises(UndeError, match="example 3 of the queries reads differently"):
+        scores.rescore(K)
 
 
 def test_the_model_has_no_hooks_left(small):

@@ -132,7 +132,12 @@ class IndexRescorer:
         usable = (~state.stored.skipped).nonzero()[:, 0]
         kept, memory = state.gradient_moments, state.stored.memory
         computed = GradientScores(stream, method, rows, memory, there, kept=kept, usable=usable)
-        return self._collect(scores, where, computed)
+        rescored = self._collect(scores, where, computed)
+        digests = zip(computed.query_digests, scores.query_digests)
+        for i, (now, then) in enumerate(digests if queries is None else ()):
+            if now != then:
+                raise reads_differently(f"{i} of the queries")
+        return rescored
 
     def _collect(self, scores: GroupScores, where: Tensor, computed: GradientScores) -> CandidateScores:
         """Stream the candidates of each block of queries; keep what each query has for its own."""
