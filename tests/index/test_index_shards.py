@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import struct
 import weakref
 
 import pytest
-import torch
 
 import toy
 from unde import Index, UndeError
-from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.shards import ShardError, read_shard
 
 
 @pytest.fixture
@@ -33,36 +31,6 @@ def test_a_shard_of_another_length(index, size):
     full = path.read_bytes()
     path.write_bytes(full + b"\0" if size is None else full[: len(full) // 2 if size == 0.5 else size])
     assert refuse_then_repair(index, path.name, "damaged") == whole
-
-
-def test_any_flipped_bit_is_found(tmp_path):
-    """Of the header too: names, types, shapes, offsets, owner and checksum."""
-    path = tmp_path / "s.safetensors"
-    write_shard(path, "owner", {"a": torch.arange(9.0), "b": torch.tensor([[1, 2]], dtype=torch.uint8)})
-    full = path.read_bytes()
-    header = 8 + struct.unpack("<Q", full[:8])[0]
-    read_shard(path, "owner")
-    for at in range(len(full)):
-        for bit in (0, 2, 5) if at < header else range(8):
-            flipped = bytearray(full)
-            flipped[at] ^= 1 << bit
-            path.write_bytes(flipped)
-            of_header = r"s\.safetensors is (truncated|damaged|foreign)"
-            said = of_header if at < header else "not match its checksum"
-            with pytest.raises(ShardError, match=said):
-                read_shard(path, "owner")
-            if at >= header:
-                assert read_shard(path, "owner", verify=False)  # what verify=False leaves out
-
-
-def test_blocks_that_changed_places_are_found(tmp_path):
-    path = tmp_path / "s.safetensors"
-    write_shard(path, "owner", {"a": torch.arange(2**19 + 5).float()})  # two MiB and a little
-    full = path.read_bytes()
-    a, b = full[-(2**21) - 20 :][: 2**20], full[-(2**20) - 20 : -20]
-    path.write_bytes(full[: -(2**21) - 20] + b + a + full[-20:])
-    with pytest.raises(ShardError, match="does not match its checksum"):
-        read_shard(path, "owner")
 
 
 @pytest.mark.parametrize("at", [40, -1, -300], ids=["header", "last byte", "middle"])
