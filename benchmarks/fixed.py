@@ -1,4 +1,4 @@
-"""What a build costs that does not grow with its examples, and what a query costs on an index that was just opened.
+"""What a build costs that does not grow with its examples.
 
     python -m benchmarks run fixed
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.cases import CASES, rows_of
 from benchmarks.rounds import timed
-from unde import Index, Setup, bench
+from unde import Index
 from unde.data import Rows
 from unde.methods import TracIn
 
@@ -31,17 +31,17 @@ RANKS = (16, 64)
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
-    rounds, queries = (3, 10) if quick else (5, 40)
+    rounds = 3 if quick else 5
     rows = []
     for case in COUNTS:
         for rank in RANKS[:1] if quick else RANKS:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                row = process.submit(measure_case, case, rank, rounds, queries).result()
-            rows.append({"case": case, "rank": rank, **row})
+                row = process.submit(measure_case, case, rank, rounds).result()
+            rows.append({"case": case, "rank": rank, "now": row})
     return {"goals": GOALS, "rows": rows}
 
 
-def measure_case(case: str, rank: int, rounds: int, queries: int) -> dict[str, Any]:
+def measure_case(case: str, rank: int, rounds: int) -> dict[str, Any]:
     counts, setup = COUNTS[case], CASES[case].setup()
     rows = rows_of(setup, max(counts))
     method = TracIn(projection=f"kron({rank})")
@@ -60,37 +60,10 @@ def measure_case(case: str, rank: int, rounds: int, queries: int) -> dict[str, A
     lines = np.array([np.polyfit(counts, row, 1) for row in times[:, :, 0]])  # slope, intercept
     samples = np.random.default_rng(0).choice(lines[:, 1], (2000, rounds))
     interval = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
-    now = {
+    return {
         "intercept": round(float(np.median(lines[:, 1])), 3),
         "interval95": [round(float(bound), 3) for bound in interval],
         "direct": round(float(np.median(times[:, :, 1])), 3),
         "per_example_ms": round(1e3 * float(np.median(lines[:, 0])), 2),
         "first_build": round(first, 3),
-    }
-    return {"now": now, "query": measure_queries(setup, rows, method, queries)}
-
-
-def measure_queries(setup: Setup, rows: Rows, method: TracIn, queries: int) -> dict[str, float]:
-    """Opening an index, its first query and later ones, relative to the plain pass of a query."""
-    seconds: dict[str, list[float]] = {"plain": [], "more": [], "first": [], "open": []}
-    with tempfile.TemporaryDirectory() as folder:
-        index = Index.build(setup.model, setup.task, rows, Path(folder) / "i", method=method, progress=False)
-
-        def reopen() -> None:
-            nonlocal index
-            index = Index.open(Path(folder) / "i", model=setup.model, task=setup.task)
-
-        for _ in range(3):
-            seconds["open"].append(timed(reopen))
-            seconds["first"].append(timed(lambda: index.score([rows[0]]).total()))
-        for i in range(queries):
-            query = [rows[i % len(rows)]]
-            batch = [rows.collate(query)]
-            seconds["plain"].append(timed(lambda b=batch: bench.plain_pass(setup.model, setup.task, b)))
-            seconds["more"].append(timed(lambda q=query: index.score(q).total()))
-    median = {name: float(np.median(each)) for name, each in seconds.items()}
-    return {
-        "ratio": round(median["more"] / median["plain"], 3),
-        "first_ratio": round(median["first"] / median["plain"], 3),
-        **{f"{name}_ms": round(1e3 * value, 1) for name, value in median.items()},
     }

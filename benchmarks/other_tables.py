@@ -61,12 +61,12 @@ def _pass_name(key: str) -> str:
 def fixed(found: Found) -> str:
     rows = []
     for r in found["rows"]:
-        now, query = r["now"], r["query"]
+        now = r["now"]
         low, high = now["interval95"]
         seconds = [f"{now['intercept']:.2f} s [{low:.2f}, {high:.2f}]", f"{found['goals'][r['case']]:.1f} s"]
-        costs = [f"{now['first_build']:.2f} s", f"{query['ratio']:.2f}", f"{query['first_ratio']:.2f}"]
-        rows.append([f"{NAMES.get(r['case'], r['case'])}, rank {r['rank']}", *seconds, *costs])
-    head = "| fixed cost of a build | aimed at | first build of a process | one more query | the first"
+        first = f"{now['first_build']:.2f} s"
+        rows.append([f"{NAMES.get(r['case'], r['case'])}, rank {r['rank']}", *seconds, first])
+    head = "| fixed cost of a build | aimed at | first build of a process"
     return table(head, rows)
 
 

@@ -21,16 +21,9 @@ from unde.errors import unknown
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 MODULES = (
-    "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "explorer", "switches",
-    "devices",
+    "language", "queries", "growth", "fixed", "storage", "scoring", "weights", "banks", "explorer", "devices",
 )  # fmt: skip
-CHECKED = (
-    "features.resnet",
-    "features.vit",
-    "features.gpt2",
-    "queries",
-    "fixed",
-)  # by `make bench`, in this order
+CHECKED = ("features.resnet", "features.vit", "features.gpt2", "queries", "fixed")  # by `make bench`, in turn
 
 
 @dataclass(frozen=True)
