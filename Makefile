@@ -31,6 +31,7 @@ docs: $(VENV)/.dev
 
 # The .py files are the source; what they print is kept with them.
 notebooks: $(VENV)/.dev
+	$(PIP) -e '.[notebooks]'
 	$(BIN)/python notebooks
 
 # The wheel and the source archive, into dist.

@@ -97,7 +97,7 @@ def test_metadata_is_true(dist):
     required = [Requirement(text) for text in about.get_all("Requires-Dist")]
     extras = set(about.get_all("Provides-Extra"))
     whole = next(r for r in required if r.name == "unde")
-    assert whole.extras | {"all", "quantized"} == extras  # torchao warns on import
+    assert whole.extras | {"all", "quantized", "notebooks"} == extras  # torchao warns on import
     for extra in extras - {"all"}:
         assert any(r.marker and r.marker.evaluate({"extra": extra}) for r in required), extra
 
