@@ -22,6 +22,12 @@ LONG = [
 ]  # fmt: skip
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: tests of workers, clusters and stores wait half of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     rank = {here / name: number for number, name in enumerate(LONG)}
