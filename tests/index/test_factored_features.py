@@ -144,8 +144,9 @@ def test_truncation_is_that_of_singular_values(tmp_path, full_rank, rank):
 
 
 def test_bytes_are_spent_where_whitened_gradients_have_most_energy(tmp_path, full_rank):
-    """The ranks are those for the singular values of all examples, which are fewer than the sample here."""
-    index = build(tmp_path / "i", EKFAC("factored(2)"))
+    """The ranks are those for the singular values of the sample, which here has all examples."""
+    with mock.patch("unde.index.projection_matrices.SHARE", 1):
+        index = build(tmp_path / "i", EKFAC("factored(2)"))
     m, energies = index.manifest, []
     for unit, matrices in zip(
         m.units, full_rank.features(TRAIN).features[0].split([u["size"] for u in m.units], 1)

@@ -3,7 +3,7 @@
     feature of G = (Λ + λ)^−1/2 ⊙ (Q_leftᵀ G Q_right)          score = ⟨feature of the query, feature of the example⟩
 
 One pass adds up the covariances of both sides of every matrix, whose eigenvectors are Q, and the squares of its
-gradients. Λ is the outer product of the eigenvalues of both sides, as K-FAC has it, with the mean of those squares.
+gradients. Λ is the outer product of the eigenvalues of both sides, as K-FAC has it, scaled to the sum of those squares.
 `fit_eigenvalues` turns the gradients in a second pass and averages their squares, as EKFAC has it.
 
 Biases and norms get the eigenvectors of their exact second moment. A side without a covariance (a vocabulary) keeps its

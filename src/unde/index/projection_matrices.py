@@ -43,6 +43,7 @@ from unde.tasks.base import Task
 
 PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
 SAMPLE = 32  # examples whose singular values decide how many outer products of each matrix are kept
+SHARE = 8  # of fewer training examples one in so many
 
 
 def home(folder: StorePath) -> StorePath:
@@ -150,8 +151,8 @@ def _whitening(
 def _energies(data: Statistics, passes: Passes, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each matrix, "energies/<name>": mean squares of the largest singular values of its whitened gradients."""
     units = make_units(data.model, data.names, "factored(1)", 0, matrices)
-    found = dict[str, Tensor]()
-    for features in data.features(units, passes, "whitening: ranks", sample=SAMPLE):
+    found, sample = dict[str, Tensor](), min(SAMPLE, -(-len(data.rows) // SHARE))
+    for features in data.features(units, passes, "whitening: ranks", sample=sample):
         for u in units:
             if len(u.shape) < 2:
                 continue
