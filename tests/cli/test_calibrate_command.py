@@ -32,7 +32,7 @@ def test_calibrate_and_ask(project):
     assert "calibrated:" not in without
     run("report", f"{project}:trained", "--index", "idx", "--out", "r.html", "--first", 1)
     page = Path("r.html").read_text()
-    assert "Calibration: how good are these scores?" in page and page.count('class="setting chosen"') == 1
+    assert "Calibration: how good are these scores?" in page and page.count('class="measure after"') == 1
     assert str(found) in page
     run(f"report {project}:trained --index idx --out u.html --first 1 --uncalibrated")
     assert "Calibration: how good" not in Path("u.html").read_text()

@@ -104,8 +104,8 @@ def test_bad_lists(project, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{]\n")
     (tmp_path / "plain.csv").write_text("id\nrow-3\n")
     for given, match in (
-        (["no.csv"], "record 1 has no 'id'"),
-        (["bad.jsonl"], "cannot read the ids"),
+        (["no.csv"], "no.csv, line 2: no 'id'"),
+        (["bad.jsonl"], "bad.jsonl, line 1: not JSON"),
         ([" , "], "names no example"),
         (["row-999"], "not in the index: 'row-999'"),
         (["row-3", "--mark", "remove"], "no file row-3"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +12,9 @@ import typer
 from unde import console
 from unde.cli.options import IndexPath, TrainingOptions, WorkerOptions, option
 from unde.errors import UndeError
-from unde.store.remote import StorePath, is_local, place
+from unde.store.remote import place
 
 _REMOVE = "remove"  # the mark of the live page
-_LONGEST = 2**28  # bytes of a list of ids
 
 
 def append(index: IndexPath, model: TrainingOptions, worker: WorkerOptions) -> None:
@@ -85,8 +83,8 @@ def remove(
         str,
         option(
             "ids, documents (doc-10 stands for doc-10:1, doc-10:2, …), or positions where the index has no ids: in a "
-            "list, or a file with one on each line, a .csv or .jsonl with a column id, such as the marks of the live "
-            "page",
+            "list, or a file: .txt with one on each line, .csv, .jsonl or .parquet with a column id, such as the marks "
+            "of the live page",
             metavar="FILE|1,2,3",
         ),
     ],
@@ -152,9 +150,9 @@ def merge(
 
 def _read_names(option: str, marks: list[str] | None) -> list[str]:
     """The ids in a file, or in the list itself."""
-    path = place(option)
-    is_file = is_local(path) and path.is_file()
-    if not is_file and marks:
+    path = Path(option).expanduser()
+    is_file = os.path.isfile(path)
+    if marks and not is_file:
         raise UndeError(f"--mark goes with a file that has marks: there is no file {option}")
     parts = (part.strip() for part in option.split(","))
     names = _read_file(path, marks) if is_file else [part for part in parts if part]
@@ -163,29 +161,18 @@ def _read_names(option: str, marks: list[str] | None) -> list[str]:
     return names
 
 
-def _read_file(file: StorePath, marks: list[str] | None) -> list[str]:
-    if file.stat().st_size > _LONGEST:
-        raise UndeError(f"{file} is longer than {_LONGEST:,} bytes: expected a list of ids")
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix == ".csv":
-            rows: list[Any] = list(csv.DictReader(text.splitlines()))
-        elif file.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            return [line.strip() for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError, csv.Error) as e:
-        raise UndeError(
-            f"cannot read the ids in {file} ({e}): expected a .csv, .jsonl or plain text file"
-        ) from None
-    wrong = [i for i, row in enumerate(rows, 1) if not isinstance(row, dict) or row.get("id") is None]
-    if wrong:
-        raise UndeError(f"{file}: record {wrong[0]} has no 'id': expected one in each")
-    marked = any("mark" in row for row in rows)
+def _read_file(file: Path, marks: list[str] | None) -> list[str]:
+    from unde.integrations.documents import read_records
+
+    records = list(read_records(file, ("id", "mark")))
+    odd = next((r for r in records if r.fields.get("id") is None), None)
+    if odd is not None:
+        raise UndeError(f"{odd.where}: no 'id': expected one in each record")
+    marked = any("mark" in r.fields for r in records)
     if marks and not marked:
         raise UndeError(f"{file} has no column 'mark', of which --mark {marks[0]} would choose")
-    chosen, present = set(marks or [_REMOVE]), {str(row.get("mark")) for row in rows}
+    chosen, present = set(marks or [_REMOVE]), {str(r.fields.get("mark")) for r in records}
     if marks and not chosen <= present:
         missing, known = sorted(chosen - present)[0], ", ".join(sorted(present))
         raise UndeError(f"{file}: nothing is marked {missing!r}, there is {known}")
-    return [str(row["id"]) for row in rows if not marked or row.get("mark") in chosen]
+    return [str(r.fields["id"]) for r in records if not marked or r.fields.get("mark") in chosen]

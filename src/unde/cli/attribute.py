@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
 from unde import console
 from unde.cli.options import (
-    ExactOptions,
+    Asked,
+    AskedFrom,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
@@ -23,7 +23,6 @@ from unde.cli.options import (
     WorkerOptions,
     check_format,
     check_out,
-    hf_option,
     option,
     place_option,
 )
@@ -40,6 +39,56 @@ if TYPE_CHECKING:
 
 TABLE = "table"
 _SOURCES = 12  # on the terminal
+_exact_option = partial(option, panel="Without an index")
+
+
+@dataclass(frozen=True)
+class ExactOptions:
+    """Scores by whole gradients, without an index."""
+
+    exact: Annotated[
+        bool, _exact_option("read the training data once instead of an index, and write none", "--exact")
+    ] = False
+    groups: Annotated[
+        str | None, _exact_option("parameters that share a weight, as in `unde build` (default: layer)")
+    ] = None
+    exclude: Annotated[list[str] | None, _exact_option("regex of parameters to leave out; repeatable")] = None
+    batch_size: Annotated[
+        int | None, _exact_option("examples in one pass (default: as many as fit --memory)", min=1)
+    ] = None
+    memory: Annotated[
+        str | None, _exact_option("memory for computations, besides the model (default: 2GB)")
+    ] = None
+    cg: Annotated[
+        int | None,
+        _exact_option(
+            "steps of conjugate gradients after EKFAC, for a few queries: each is a pass for each query"
+        ),
+    ] = None
+    query_rank: Annotated[
+        int | None, _exact_option("outer products held of each matrix of a query (default: whole queries)")
+    ] = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What was set, as arguments of `unde.attribute`."""
+        return {k: v for k, v in vars(self).items() if v not in (None, []) and k != "exact"}
+
+    def check(self, index: Any, uncalibrated: bool) -> None:
+        """Raise for options that go with an index where there is none, and the other way."""
+        if not self.exact:
+            if index is None:
+                raise UndeError(
+                    "give --index DIR, the index to ask; or --exact, which needs none and reads all training data"
+                )
+            named = [f.name for f in fields(self) if getattr(self, f.name)]
+            if named:
+                raise UndeError(
+                    f"--{named[0].replace('_', '-')} goes with --exact: the index was built with its own"
+                )
+        elif index is not None or uncalibrated:
+            other = "--index" if index is not None else "--uncalibrated"
+            raise UndeError(f"--exact and {other}: exact scores come from no index, give one of the two")
 
 
 def attribute(
@@ -47,14 +96,8 @@ def attribute(
     worker: WorkerOptions,
     whole_gradients: ExactOptions,
     index: IndexPath = None,
-    query: Annotated[list[str] | None, hf_option("a text to ask about; repeatable", metavar="TEXT")] = None,
-    queries: Annotated[
-        str | None,
-        option(
-            "a file of texts as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "
-            "samples"
-        ),
-    ] = None,
+    query: Asked = None,
+    queries: AskedFrom = None,
     query_field: QueryField = None,
     span: Span = None,
     weights: WeightsFile = None,
@@ -95,7 +138,7 @@ def attribute(
     `unde attribute my_project.setup:make --exact --cg 20`
     """
     from unde import methods
-    from unde.cli.project import Project, cached_scores, load_weights, use_samples
+    from unde.cli.project import Project, cached_scores, load_weights, select_queries
     from unde.evaluate.sources import source_shares
     from unde.scoring import GroupScores
     from unde.scoring.data_splits import describe_trained
@@ -103,24 +146,17 @@ def attribute(
 
     format = _check_output(format, out, overwrite)
     whole_gradients.check(index, uncalibrated)
-    if query and queries:
-        raise UndeError("--query and --queries: give one of the two")
     model = model if index is None else model.remembered(index, method)
     if model.target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
-    texts = query or (Path(queries) if queries and model.target is None else None)
+    texts = (queries or query) if model.target is None else None
     project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
     opened = None if index is None else project.index(index, worker.executor(), uncalibrated=uncalibrated)
-    role = queries if queries and model.target is not None else "eval"
-    if model.target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
-        built = (
-            methods.parse(method or "ekfac") if opened is None else methods.on_index(method, opened.method)
-        )
-        use_samples(project, Path(role), built)
-        role = "eval"
     ids = getattr(project.setup.train_data, "ids", project.setup.ids) if opened is None else opened.ids
     named = None if by == "example" else project.sources(by, ids)  # refused before anything is computed
-    rows = project.queries(role)  # nothing is learned or measured: they may be training data
+    built = methods.parse(method or "ekfac") if opened is None else methods.on_index(method, opened.method)
+    selection = select_queries(project, built, query or [], queries)
+    rows = selection.rows  # nothing is learned or measured: they may be training data
     scores: GroupScores | ExactScores
     if opened is None:
         scores = _exact_scores(project, rows, method, whole_gradients, worker)
@@ -129,7 +165,7 @@ def attribute(
     whole = None if named is None else name_pieces(named, scores.shape[1], "training examples")
     top = top if whole is None else min(top, len(whole))
     learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
-    wholes = whole_queries(rows)
+    wholes = whole_queries(rows, selection.names)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
     lists = best if whole is None and not opponents else None
     if opened is None:
@@ -177,21 +213,12 @@ def _exact_scores(
         setup.train_data,
         rows,
         method or AUTO,
-        options.groups or "layer",
-        memory=options.memory or "2GB",
-        exclude=options.exclude or (),
-        collate=setup.collate,
         ids=setup.ids,
-        checkpoints=project.checkpoints,
         checkpoint_weights=project.rates if by_rates else project.shares,
         executor=worker.executor(),
         threads=worker.threads,
-        recipe=project.recipe,
-        device=project.device,
-        device_memory=project.device_memory,
-        batch_size=options.batch_size,
-        cg=options.cg or 0,
-        query_rank=options.query_rank,
+        **project.arguments,
+        **options.arguments,
     )
 
 
@@ -232,17 +259,16 @@ def _check_output(format: str | None, out: StorePath | None, overwrite: bool) ->
     return format
 
 
-def whole_queries(rows: Rows) -> Pieces:
+def whole_queries(rows: Rows, names: Sequence[Any] | None = None) -> Pieces:
     """Group the queries: sequences of one text, whose ids are record:part, are one query."""
     import torch
 
     from unde.integrations.documents import TextSequences
     from unde.scoring import Pieces, documents
 
-    ids: Sequence[Any] = getattr(rows.data, "ids", None) or range(len(rows))
-    return (
-        documents(ids) if isinstance(rows.data, TextSequences) else Pieces(torch.arange(len(rows)), list(ids))
-    )
+    ids = getattr(rows.data, "ids", None) or names or range(len(rows))
+    texts = isinstance(rows.data, TextSequences)
+    return documents(ids) if texts else Pieces(torch.arange(len(rows)), list(ids))
 
 
 def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces | None) -> Top:

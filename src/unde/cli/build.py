@@ -14,16 +14,10 @@ from unde.cli.config import Config, write_config
 from unde.cli.flags import name_flags
 from unde.cli.options import (
     METHODS,
-    BatchSize,
-    BuiltMethod,
     ClusterOptions,
-    Disk,
-    Exclude,
-    GroupsName,
+    FeatureOptions,
     Memory,
     ModelOptions,
-    Projection,
-    StoreDtype,
     TrainingOptions,
     check_format,
     hf_option,
@@ -44,16 +38,9 @@ def build(
     context: typer.Context,
     out: Annotated[Any, place_option("folder or URL for the index; a half-built one is finished", "--out")],
     model: TrainingOptions,
+    features: FeatureOptions,
     cluster: ClusterOptions,
-    method: BuiltMethod = "auto",
-    projection: Projection = "auto",
-    groups: GroupsName = "layer",
-    exclude: Exclude = None,
-    batch_size: BatchSize = None,
     num_workers: Annotated[int, option("processes that read the data")] = 0,
-    store_dtype: StoreDtype = "auto",
-    disk: Disk = "20GB",
-    memory: Memory = "2GB",
     seed: Annotated[int, option("seed of the random projection")] = 0,
     on_bad: Annotated[str, option("NaN gradients: error, or skip and record")] = "error",
     worker: Annotated[
@@ -97,7 +84,7 @@ def build(
     from unde.methods import AUTO, TracIn, parse
 
     executor = cluster.executor(worker)
-    chosen = method if method == AUTO else parse(method)
+    method = features.method if features.method == AUTO else parse(features.method)
     moments = _recorded_moments(model.checkpoints) if second_moments else None
     project = Project(model)
     setup = project.setup
@@ -106,32 +93,21 @@ def build(
         setup.task,
         setup.train_data,
         out,
-        method=chosen,
-        projection=projection,
-        groups=groups,
-        exclude=exclude or (),
-        checkpoints=project.checkpoints,
-        checkpoint_weights=project.rates if isinstance(chosen, TracIn) and project.rates else project.shares,
-        collate=setup.collate,
         ids=setup.ids,
-        batch_size=batch_size,
-        recipe=project.recipe,
+        checkpoint_weights=project.rates if isinstance(method, TracIn) and project.rates else project.shares,
         executor=executor,
         threads=cluster.threads,
-        device=model.device,
-        device_memory=model.device_memory,
         num_workers=num_workers,
-        store_dtype=store_dtype,
-        disk=disk,
-        memory=memory,
         seed=seed,
         on_bad=on_bad,
         second_moments=moments,
         overwrite=overwrite,
+        **project.arguments,
+        **(features.arguments | {"method": method}),
     )
     index.close()
     project.memory.save(out)
-    settings = context.params | _resolved(project, index, method)
+    settings = context.params | _resolved(project, index, features.method)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(_summary(index, out))
 
@@ -181,14 +157,10 @@ def finish(
         setup.model,
         setup.task,
         setup.train_data,
-        checkpoints=project.checkpoints,
-        collate=setup.collate,
         ids=setup.ids,
-        device=model.device,
-        device_memory=model.device_memory,
         memory=memory,
         executor=cluster.executor(),
-        recipe=project.recipe,
+        **project.arguments,
     )
     complete.close()
     console.echo(_summary(complete, index))
@@ -217,6 +189,7 @@ def _summary(index: Index, out: StorePath) -> str:
 def plan(
     context: typer.Context,
     model: TrainingOptions,
+    features: FeatureOptions,
     hf_config: Annotated[
         Path | None,
         hf_option(
@@ -227,14 +200,6 @@ def plan(
         ),
     ] = None,
     examples: Annotated[int | None, option("training examples (default: those of the data)", min=1)] = None,
-    method: BuiltMethod = "auto",
-    projection: Projection = "auto",
-    groups: GroupsName = "layer",
-    exclude: Exclude = None,
-    batch_size: BatchSize = None,
-    store_dtype: StoreDtype = "auto",
-    disk: Disk = "20GB",
-    memory: Memory = "2GB",
     workers: Annotated[
         int, option("processes or machines that build, each as fast as this one", metavar="N")
     ] = 1,
@@ -290,17 +255,10 @@ def plan(
         task,
         data,
         n_examples=examples,
-        method=method,
-        projection=projection,
-        groups=groups,
-        exclude=exclude or (),
-        batch_size=batch_size,
         collate=collate,
-        store_dtype=store_dtype,
         checkpoints=1 if count is None else count,
-        disk=disk,
-        memory=memory,
         workers=workers,
+        **features.arguments,
     )
     table = name_flags(str(result), context.command)
     console.echo(json.dumps(result.as_dict(), indent=1) if format == "json" else table)

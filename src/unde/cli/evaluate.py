@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unde import console
 from unde.cli.options import (
+    FineTuningOptions,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
@@ -19,13 +20,12 @@ from unde.cli.options import (
     WorkerOptions,
     check_format,
     check_out,
-    hf_option,
     one_of,
     option,
     place_option,
 )
 from unde.errors import UndeError, unknown
-from unde.store.remote import StorePath, place
+from unde.store.remote import place
 
 if TYPE_CHECKING:
     from unde.cli.project import Project
@@ -38,10 +38,108 @@ QUERIES = 10  # by default, where each is retrained for
 _removal = partial(option, panel="With --counterfactual")
 
 
+@dataclass(frozen=True)
+class _ClassPrediction:
+    """The class that a model predicts for each query."""
+
+    task: Any
+    rows: Rows
+
+    def __call__(self, model: Any) -> Any:
+        from unde.index.labels import predict_labels
+
+        return predict_labels(model, self.task, self.rows).predicted
+
+
+@dataclass(frozen=True)
+class RemovalOptions:
+    """Models trained without some examples, in place of a bank."""
+
+    counterfactual: Annotated[
+        bool,
+        _removal("remove top examples, train again, and compare with random removal", "--counterfactual"),
+    ] = False
+    k: Annotated[list[int] | None, _removal("examples to remove; repeatable (default: 10 and 50)", "--k")] = (
+        None
+    )
+    of: Annotated[
+        str,
+        _removal(
+            "query: the top k of each query are removed for it alone; set: those of all queries, at once",
+            autocompletion=one_of("query", "set"),
+        ),
+    ] = "query"
+    first: Annotated[
+        int | None, _removal("how many queries (default: 10 with --of query, all with --of set)")
+    ] = None
+    seeds: Annotated[int, _removal("trainings of every subset")] = 3
+    seed: Annotated[int, _removal("of random removals and trainings")] = 0
+    remove_baselines: Annotated[
+        bool,
+        _removal("also remove what BM25, hidden-state similarity and the loss rank first", "--baselines"),
+    ] = False
+    models: Annotated[
+        Any, _removal("folder of results, to resume (default: INDEX.removals)", "--models", parser=place)
+    ] = None
+
+    def run(
+        self,
+        project: Project,
+        opened: Index,
+        rows: Rows,
+        method: str | None,
+        weights: Any,
+        train: Any,
+        executor: Any,
+        format: str,
+    ) -> None:
+        from unde.cli.project import load_weights
+        from unde.evaluate import QueryUtility, counterfactual
+        from unde.evaluate.baselines import setup_baselines
+        from unde.tasks import Classification
+
+        count = (
+            len(rows) if self.first is None and self.of == "set" else min(self.first or QUERIES, len(rows))
+        )
+        rows = rows.subset(range(count))
+        scores = opened.score(rows, method)
+        learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
+        rankings: dict[str, Any] = {scores.method.name: scores.total(learned)}
+        if self.remove_baselines:
+            rankings |= setup_baselines(project.setup, rows)
+        task, path = project.setup.task, self.models or place(f"{opened.folder}.removals")
+        result = counterfactual(
+            rankings, train, QueryUtility(task, rows), self.k or [10, 50], of=self.of, seeds=self.seeds,
+            seed=self.seed, predict=_ClassPrediction(task, rows) if isinstance(task, Classification) else None,
+            path=path, executor=executor,
+        )  # fmt: skip
+        opened.close()
+        if format == "json":
+            console.echo(json.dumps(result.as_dict(), indent=1))
+            return
+        head = ["removed", "k", "rise of the loss", "more than random"]
+        console.show_table(
+            f"{console.counted(count, 'query')}, {console.counted(self.seeds, 'seed')}, "
+            f"{result.trainings:,} trainings; 95 % intervals",
+            head if result.flips is None else [*head, "flipped predictions"],
+            result.rows(),
+        )
+        console.echo(f"{path}: results of the trained models")
+        name, most = scores.method.name, result.ks[-1]
+        excess = result.excess(name, most)
+        if excess.mean <= (excess.ci95_total or excess.ci95):
+            console.note(
+                f"removing the top {most} of {name} does no more than removing random ones, beyond doubt: try a larger "
+                "--k, --of set, or unde calibrate to choose another method"
+            )
+
+
 def evaluate(
     index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
+    removal: RemovalOptions,
+    tuning: FineTuningOptions,
     bank: Annotated[Any, place_option("file of a retraining bank (unde.evaluate.Bank)")] = None,
     queries: Queries = None,
     query_field: QueryField = None,
@@ -54,41 +152,6 @@ def evaluate(
     out: Annotated[Any, place_option("where to save the weights of --search", "--out")] = None,
     format: Annotated[str, option("table or json")] = "table",
     uncalibrated: Uncalibrated = False,
-    counterfactual: Annotated[
-        bool,
-        _removal(
-            "remove top examples, train again, and compare with random removal",
-            "--counterfactual",
-        ),
-    ] = False,
-    k: Annotated[
-        list[int] | None, _removal("examples to remove; repeatable (default: 10 and 50)", "--k")
-    ] = None,
-    of: Annotated[
-        str,
-        _removal(
-            "query: the top k of each query are removed for it alone; set: those of all queries, at once",
-            autocompletion=one_of("query", "set"),
-        ),
-    ] = "query",
-    first: Annotated[
-        int | None, _removal("how many queries (default: 10 with --of query, all with --of set)")
-    ] = None,
-    seeds: Annotated[int, _removal("trainings of every subset")] = 3,
-    seed: Annotated[int, _removal("of random removals and trainings")] = 0,
-    remove_baselines: Annotated[
-        bool,
-        _removal("also remove what BM25, hidden-state similarity and the loss rank first", "--baselines"),
-    ] = False,
-    models: Annotated[
-        Any, _removal("folder of results, to resume (default: INDEX.removals)", "--models", parser=place)
-    ] = None,
-    base: Annotated[str | None, hf_option("checkpoint that fine-tuning started from", metavar="DIR")] = None,
-    epochs: Annotated[float | None, hf_option("of the fine-tuning (default: as recorded, or 3)")] = None,
-    lr: Annotated[float | None, hf_option("its learning rate (default: as recorded, or 5e-5)")] = None,
-    train_batch_size: Annotated[
-        int | None, hf_option("its examples in a step (default: as recorded, or 8)")
-    ] = None,
 ) -> None:
     """Measure scores by retrained models: the LDS of a bank, or what happens without the top training examples.
 
@@ -109,17 +172,20 @@ def evaluate(
 
     `unde evaluate my_project.setup:make --index runs/idx --counterfactual --k 10 --k 50 --first 5`
     """
+    from unde.cli.learn import training
     from unde.cli.project import Project, cached_scores, load_weights
     from unde.evaluate import Bank, compare, lds, paired
     from unde.evaluate.baselines import setup_baselines
     from unde.scoring.data_splits import shared
 
     check_format(format, "table", "json")
-    if counterfactual == (bank is not None):
+    if removal.of not in ("query", "set"):
+        raise unknown("--of", removal.of, ("query", "set"))
+    if removal.counterfactual == (bank is not None):
         raise UndeError(
             "give --bank FILE for the LDS, or --counterfactual to remove examples: one of the two"
         )
-    if search and (weights is not None or counterfactual):
+    if search and (weights is not None or removal.counterfactual):
         raise UndeError(
             "--search learns weights of its own by a bank: leave out --weights and --counterfactual"
         )
@@ -130,15 +196,9 @@ def evaluate(
     project = Project(model.remembered(index, method), index=index, evaluate=queries, query_field=query_field)
     rows = project.disjoint_queries("eval")
     opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
-    if counterfactual:
-        training_options = {"base": base, "epochs": epochs, "lr": lr, "batch_size": train_batch_size}
-        if of not in ("query", "set"):
-            raise unknown("--of", of, ("query", "set"))
-        ask = _Removals(
-            k or [10, 50], of, seeds, seed, remove_baselines, models or place(f"{index}.removals")
-        )
-        count = len(rows) if first is None and of == "set" else min(first or QUERIES, len(rows))
-        ask.run(project, opened, rows.subset(range(count)), method, weights, training_options, worker, format)
+    if removal.counterfactual:
+        train = training(project, "retrain", **vars(tuning))
+        removal.run(project, opened, rows, method, weights, train, worker.executor(), format)
         return
     scores = cached_scores(opened, rows, method)
     retrained = Bank.open(bank)
@@ -206,77 +266,3 @@ def _search(scores: GroupScores, masks: Any, utility: Any, out: Any, format: str
     if out is not None:
         result.weights.save(out)
         console.note(f"{out}: {result.weights}. They were learned on these queries: use them on other ones")
-
-
-@dataclass(frozen=True)
-class _ClassPrediction:
-    """The class that a model predicts for each query."""
-
-    task: Any
-    rows: Rows
-
-    def __call__(self, model: Any) -> Any:
-        from unde.index.labels import predict_labels
-
-        return predict_labels(model, self.task, self.rows).predicted
-
-
-@dataclass(frozen=True)
-class _Removals:
-    """The options of `--counterfactual`."""
-
-    ks: list[int]
-    of: str
-    seeds: int
-    seed: int
-    baselines: bool
-    path: StorePath
-
-    def run(
-        self,
-        project: Project,
-        opened: Index,
-        rows: Rows,
-        method: str | None,
-        weights: Any,
-        training_options: dict[str, Any],
-        worker: WorkerOptions,
-        format: str,
-    ) -> None:
-        from unde.cli.learn import training
-        from unde.cli.project import load_weights
-        from unde.evaluate import QueryUtility, counterfactual
-        from unde.evaluate.baselines import setup_baselines
-        from unde.tasks import Classification
-
-        train = training(project, "retrain", **training_options)
-        scores = opened.score(rows, method)
-        learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
-        rankings: dict[str, Any] = {scores.method.name: scores.total(learned)}
-        if self.baselines:
-            rankings |= setup_baselines(project.setup, rows)
-        task = project.setup.task
-        result = counterfactual(
-            rankings, train, QueryUtility(task, rows), self.ks, of=self.of, seeds=self.seeds, seed=self.seed,
-            predict=_ClassPrediction(task, rows) if isinstance(task, Classification) else None,
-            path=self.path, executor=worker.executor(),
-        )  # fmt: skip
-        opened.close()
-        if format == "json":
-            console.echo(json.dumps(result.as_dict(), indent=1))
-            return
-        head = ["removed", "k", "rise of the loss", "more than random"]
-        console.show_table(
-            f"{console.counted(len(rows), 'query')}, {console.counted(self.seeds, 'seed')}, "
-            f"{result.trainings:,} trainings; 95 % intervals",
-            head if result.flips is None else [*head, "flipped predictions"],
-            result.rows(),
-        )
-        console.echo(f"{self.path}: results of the trained models")
-        name, most = scores.method.name, result.ks[-1]
-        excess = result.excess(name, most)
-        if excess.mean <= (excess.ci95_total or excess.ci95):
-            console.note(
-                f"removing the top {most} of {name} does no more than removing random ones, beyond doubt: try a larger "
-                "--k, --of set, or unde calibrate to choose another method"
-            )

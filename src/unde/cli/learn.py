@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unde import console
 from unde.cli.options import (
+    FineTuningOptions,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
@@ -15,7 +17,6 @@ from unde.cli.options import (
     Uncalibrated,
     WorkerOptions,
     check_out,
-    hf_option,
     option,
     place_option,
 )
@@ -29,10 +30,42 @@ if TYPE_CHECKING:
 _queries_option = partial(option, panel="With --queries")
 
 
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """What is learned from queries, and how."""
+
+    objective: Annotated[
+        str | None, _queries_option("top-k (the default), bottom-k, top-k-bottom-k or no-norm")
+    ] = None
+    k: Annotated[int | None, _queries_option("top-ranked examples taken for true (default: 5)")] = None
+    weight_decay: Annotated[
+        float | None,
+        _queries_option("pull towards the unweighted method (default: 0.5; 0.1 of fixed-point)"),
+    ] = None
+    solver: Annotated[
+        str | None, _queries_option("adamw (the paper's Algorithm 1, the default) or fixed-point")
+    ] = None
+    epochs: Annotated[int | None, _queries_option("epochs of adamw (default: 10)")] = None
+    lr: Annotated[float | None, _queries_option("learning rate of adamw (default: 0.01)")] = None
+    penalty: Annotated[
+        float | None, _queries_option("λ of the paper's Eq. 6, beside the decay (default: 0)")
+    ] = None
+    noise: Annotated[
+        float | None,
+        _queries_option("noise on contributions, in standard deviations of each group (default: 0)"),
+    ] = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What was set, as arguments of `learn_weights`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 def learn(
     index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
+    settings: ObjectiveOptions,
     out: Annotated[Any, place_option("where to save the weights", "--out")] = "weights.json",
     method: MethodOfIndex = None,
     examples: Annotated[int | None, option("training examples to learn from (default: 200)")] = None,
@@ -50,26 +83,6 @@ def learn(
             "texts to learn from, as in --data; with MODULE:FUNCTION: learn, for its learn_queries",
             metavar="FILE",
         ),
-    ] = None,
-    objective: Annotated[
-        str | None, _queries_option("top-k (the default), bottom-k, top-k-bottom-k or no-norm")
-    ] = None,
-    k: Annotated[int | None, _queries_option("top-ranked examples taken for true (default: 5)")] = None,
-    weight_decay: Annotated[
-        float | None,
-        _queries_option("pull towards the unweighted method (default: 0.5; 0.1 of fixed-point)"),
-    ] = None,
-    solver: Annotated[
-        str | None, _queries_option("adamw (the paper's Algorithm 1, the default) or fixed-point")
-    ] = None,
-    epochs: Annotated[int | None, _queries_option("epochs of adamw (default: 10)")] = None,
-    lr: Annotated[float | None, _queries_option("learning rate of adamw (default: 0.01)")] = None,
-    penalty: Annotated[
-        float | None, _queries_option("λ of the paper's Eq. 6, beside the decay (default: 0)")
-    ] = None,
-    noise: Annotated[
-        float | None,
-        _queries_option("noise on contributions, in standard deviations of each group (default: 0)"),
     ] = None,
     query_field: QueryField = None,
     uncalibrated: Uncalibrated = False,
@@ -93,14 +106,9 @@ def learn(
     from unde.weights import learn_weights
     from unde.weights.retrieval import effect_in_words
 
-    settings = {
-        "objective": objective, "k": k, "weight_decay": weight_decay, "solver": solver, "epochs": epochs, "lr": lr,
-        "penalty": penalty, "noise": noise,
-    }  # fmt: skip
-    with_queries = {name.replace("_", "-"): value for name, value in settings.items()}
-    _check(
-        queries, with_queries | {"query-field": query_field}, {"examples": examples, "perturb": perturb}, out
-    )
+    with_queries = settings.arguments | ({} if query_field is None else {"query-field": query_field})
+    without = {"examples": examples, "perturb": perturb}
+    _check(queries, with_queries, {k: v for k, v in without.items() if v is not None}, out)
     model = model.remembered(index, method)
     texts = None if queries is None or (model.target is not None and queries == "learn") else Path(queries)
     project = Project(model, index=index, learn=texts, query_field=query_field)
@@ -110,9 +118,9 @@ def learn(
     else:
         rows = project.disjoint_queries("learn")
         opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
-        chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        weights = learn_weights(cached_scores(opened, rows, method), seed=seed, **chosen)
-        console.note(effect_in_words(cached_scores(opened, rows, method), weights))
+        scores = cached_scores(opened, rows, method)
+        weights = learn_weights(scores, seed=seed, **settings.arguments)
+        console.note(effect_in_words(scores, weights))
     weights.save(out)
     console.echo(f"{out}: {weights}")
 
@@ -127,11 +135,10 @@ def _check(
         (queries is not None, without, "from the index alone: leave out --queries, or this"),
     )
     for refused, options, way in ways:
-        misplaced = [f"--{name}" for name, value in options.items() if value is not None]
-        if refused and misplaced:
-            belong = "belongs" if len(misplaced) == 1 else "belong"
-            raise UndeError(f"{', '.join(misplaced)} {belong} to learning {way}")
-    if without["perturb"] not in (None, "weights"):
+        if refused and options:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise UndeError(f"{named} {'belongs' if len(options) == 1 else 'belong'} to learning {way}")
+    if without.get("perturb", "weights") != "weights":
         raise unknown("perturb", without["perturb"], ("weights",))
     check_out(out)
 
@@ -140,6 +147,7 @@ def calibrate(
     index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
+    tuning: FineTuningOptions,
     queries: Annotated[
         str | None,
         option(
@@ -160,14 +168,6 @@ def calibrate(
     ] = None,
     utility: Annotated[str | None, option("which utility of the bank belongs to the queries")] = None,
     seed: Annotated[int, option("of halves, trainings and folds")] = 0,
-    base: Annotated[str | None, hf_option("checkpoint that fine-tuning started from", metavar="DIR")] = None,
-    epochs: Annotated[
-        float | None, hf_option("of the fine-tuning (default: as Trainer recorded it, or 3)")
-    ] = None,
-    lr: Annotated[float | None, hf_option("learning rate (default: as Trainer recorded it, or 5e-5)")] = None,
-    batch_size: Annotated[
-        int | None, hf_option("examples in a step (default: as Trainer recorded it, or 8)")
-    ] = None,
     query_field: QueryField = None,
 ) -> None:
     """Choose method, damping and weights by models retrained on random halves, and measure the LDS of the choice.
@@ -201,9 +201,7 @@ def calibrate(
     rows = project.disjoint_queries(role)
     opened = project.index(index, worker.executor())
     result = opened.calibrate(
-        None
-        if bank is not None
-        else training(project, how, base=base, epochs=epochs, lr=lr, batch_size=batch_size),
+        training(project, how, **vars(tuning)) if bank is None else None,
         rows,
         halves=halves,
         budget=budget,

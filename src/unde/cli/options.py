@@ -101,7 +101,6 @@ def option(help: str, *names: str, metavar: str | None = None, panel: str | None
 path_option = partial(option, metavar="PATH", parser=local_path)
 place_option = partial(option, metavar="PATH", parser=place)  # or a URL; of type Any, as typer has no unions
 hf_option = partial(option, panel=HF)
-_exact_option = partial(option, panel="Without an index")
 _run_option = partial(option, panel="Where jobs run (the bytes are the same)")
 
 
@@ -120,44 +119,29 @@ WeightsFiles = Annotated[
 ]
 _METHOD_HELP = f"{join_names(METHODS)}, or MODULE:NAME of your own"
 MethodName = Annotated[str, option(_METHOD_HELP, "--method", autocompletion=one_of(*METHODS))]
-BUILT = ("auto", *METHODS)
-BuiltMethod = Annotated[
-    str,
-    option(
-        f"{_METHOD_HELP}; auto: trak for small models, d-trak for diffusion models, ekfac for others",
-        "--method",
-        autocompletion=one_of(*BUILT),
-    ),
-]
 MethodOfIndex = Annotated[
     str | None, option(f"{_METHOD_HELP} (default: as built)", "--method", autocompletion=one_of(*METHODS))
 ]
-PROJECTIONS = ("auto", "none", "factored(4)", "kron(16)", "sjlt(4096)", "dense(512)")
-Projection = Annotated[
-    str,
-    option(
-        f"features: {join_names(PROJECTIONS)}; auto: whole gradients (none), factored(c) or kron(r), the most accurate "
-        "that fit --disk and --memory",
-        autocompletion=one_of(*PROJECTIONS),
-    ),
-]
-Disk = Annotated[str, option("space that --projection auto may take")]
-GroupsName = Annotated[
-    str, option("parameters that share a weight: layer, tensor or consecutive(128)", "--groups")
-]
-Exclude = Annotated[list[str] | None, option("regex of parameters to leave out; repeatable")]
-DTYPES = ("auto", *CODECS)
-StoreDtype = Annotated[
-    str,
-    option(
-        f"precision on disk: {join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond",
-        autocompletion=one_of(*DTYPES),
-    ),
-]
-BatchSize = Annotated[int | None, option("examples in one pass (default: as many as fit --memory)", min=1)]
 Memory = Annotated[str, option("memory for computations, besides the model")]
 Uncalibrated = Annotated[
     bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
+]
+Asked = Annotated[
+    list[str] | None,
+    option(
+        "just this query: a text, a number of the held-out queries from 0 on, or the file of an image; repeatable",
+        "--query",
+        metavar="TEXT|NUMBER|IMAGE",
+    ),
+]
+AskedFrom = Annotated[
+    str | None,
+    option(
+        "texts to ask about, as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "
+        "samples",
+        "--queries",
+        metavar="PATH",
+    ),
 ]
 Queries = Annotated[
     Path | None, path_option("texts to ask about, as in --data", "--queries", metavar="FILE", panel=HF)
@@ -336,48 +320,67 @@ class ClusterOptions(WorkerOptions):
     ] = None
 
 
+_BUILT = ("auto", *METHODS)
+_PROJECTIONS = ("auto", "none", "factored(4)", "kron(16)", "sjlt(4096)", "dense(512)")
+_DTYPES = ("auto", *CODECS)
+
+
 @dataclass(frozen=True)
-class ExactOptions:
-    """Scores by whole gradients, without an index."""
+class FeatureOptions:
+    """What a build computes and stores, and within which budgets."""
 
-    exact: Annotated[
-        bool, _exact_option("read the training data once instead of an index, and write none", "--exact")
-    ] = False
-    groups: Annotated[
-        str | None, _exact_option("parameters that share a weight, as in `unde build` (default: layer)")
-    ] = None
-    exclude: Annotated[list[str] | None, _exact_option("regex of parameters to leave out; repeatable")] = None
-    batch_size: Annotated[
-        int | None, _exact_option("examples in one pass (default: as many as fit --memory)", min=1)
-    ] = None
-    memory: Annotated[
-        str | None, _exact_option("memory for computations, besides the model (default: 2GB)")
-    ] = None
-    cg: Annotated[
-        int | None,
-        _exact_option(
-            "steps of conjugate gradients after EKFAC, for a few queries: each is a pass for each query"
+    method: Annotated[
+        str,
+        option(
+            f"{_METHOD_HELP}; auto: trak for small models, d-trak for diffusion models, ekfac for others",
+            autocompletion=one_of(*_BUILT),
         ),
+    ] = "auto"
+    projection: Annotated[
+        str,
+        option(
+            f"features: {join_names(_PROJECTIONS)}; auto: whole gradients (none), factored(c) or kron(r), the most "
+            "accurate that fit --disk and --memory",
+            autocompletion=one_of(*_PROJECTIONS),
+        ),
+    ] = "auto"
+    groups: Annotated[str, option("parameters that share a weight: layer, tensor or consecutive(128)")] = (
+        "layer"
+    )
+    exclude: Annotated[list[str] | None, option("regex of parameters to leave out; repeatable")] = None
+    batch_size: Annotated[
+        int | None, option("examples in one pass (default: as many as fit --memory)", min=1)
     ] = None
-    query_rank: Annotated[
-        int | None, _exact_option("outer products held of each matrix of a query (default: whole queries)")
-    ] = None
+    store_dtype: Annotated[
+        str,
+        option(
+            f"precision on disk: {join_names(_DTYPES)}; auto is float32 up to 256 MiB and int8 beyond",
+            autocompletion=one_of(*_DTYPES),
+        ),
+    ] = "auto"
+    disk: Annotated[str, option("space that --projection auto may take")] = "20GB"
+    memory: Memory = "2GB"
 
-    def check(self, index: Any, uncalibrated: bool) -> None:
-        """Raise for options that go with an index where there is none, and the other way."""
-        if not self.exact:
-            if index is None:
-                raise UndeError(
-                    "give --index DIR, the index to ask; or --exact, which needs none and reads all training data"
-                )
-            named = [f.name for f in fields(self) if getattr(self, f.name)]
-            if named:
-                raise UndeError(
-                    f"--{named[0].replace('_', '-')} goes with --exact: the index was built with its own"
-                )
-        elif index is not None or uncalibrated:
-            other = "--index" if index is not None else "--uncalibrated"
-            raise UndeError(f"--exact and {other}: exact scores come from no index, give one of the two")
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of `Index.build` and `plan`."""
+        return vars(self) | {"exclude": self.exclude or ()}
+
+
+@dataclass(frozen=True)
+class FineTuningOptions:
+    """How a Hugging Face model was fine-tuned, for commands that train it again."""
+
+    base: Annotated[str | None, hf_option("checkpoint that fine-tuning started from", metavar="DIR")] = None
+    epochs: Annotated[
+        float | None, hf_option("of the fine-tuning (default: as Trainer recorded it, or 3)")
+    ] = None
+    lr: Annotated[float | None, hf_option("its learning rate (default: as Trainer recorded it, or 5e-5)")] = (
+        None
+    )
+    batch_size: Annotated[
+        int | None, hf_option("its examples in a step (default: as Trainer recorded it, or 8)")
+    ] = None
 
 
 # --- checks ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unde import console, methods
+from unde import console
 from unde.cli.options import ModelOptions
 from unde.data import Rows
 from unde.devices import move
@@ -96,6 +96,17 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of everything that builds or opens an index, or scores without one."""
+        return {
+            "checkpoints": self.checkpoints,
+            "collate": self.setup.collate,
+            "recipe": self.recipe,
+            "device": self.device,
+            "device_memory": self.device_memory,
+        }
+
     def index(
         self, path: StorePath, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
     ) -> Index:
@@ -106,12 +117,8 @@ class Project:
             model=s.model,
             task=s.task,
             train_data=s.train_data if whole else None,
-            checkpoints=self.checkpoints,
-            collate=s.collate,
             executor=executor,
-            recipe=self.recipe,
-            device=self.device,
-            device_memory=self.device_memory,
+            **self.arguments,
         )
         if whole and made.manifest.changes is not None:  # positions are those of the index
             s.train_data, s.ids = made.train_data, made.ids
@@ -209,26 +216,26 @@ class QuerySelection:
 
 
 def select_queries(
-    project: Project, built: Method, query: Sequence[str], queries: Path | None, method: str | None
+    project: Project, method: Method, query: Sequence[str], queries: str | None
 ) -> QuerySelection:
     """Select what `--query` and `--queries` name, or the eval_queries of the setup.
 
-    `built` is the method of the index and `method` another to score with: Journey-TRAK wants trajectories.
+    `method` is the one to score with: Journey-TRAK wants trajectories.
     """
     if project.source is not None:
-        typed = bool(query) and queries is None
         rows = project.queries("eval")
+        typed = bool(query) and queries is None
         if typed:
             return QuerySelection(rows, ["your text"] if len(rows) == 1 else project.names("eval"))
         selection = QuerySelection(rows, project.names("eval"))
-    elif queries is not None:
-        use_samples(project, queries, methods.on_index(method, built))
+    elif queries is not None and Path(queries).expanduser().is_dir():
+        use_samples(project, Path(queries).expanduser(), method)
         selection = QuerySelection(project.queries("eval"))
-    elif query and not _positions(query):
+    elif queries is None and query and not _positions(query):
         return _from_text(project, query)
     else:
-        rows = project.queries("eval")
-        selection = QuerySelection(rows, held_out=range(len(rows)))
+        rows = project.queries(queries or "eval")
+        selection = QuerySelection(rows, held_out=None if queries == "learn" else range(len(rows)))
     return selection.some(_positions_in(query, len(selection.rows))) if query else selection
 
 

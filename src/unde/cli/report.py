@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,8 @@ import typer
 
 from unde import console
 from unde.cli.options import (
+    Asked,
+    AskedFrom,
     IndexPath,
     MethodName,
     MethodOfIndex,
@@ -31,8 +33,6 @@ from unde.store.remote import StorePath, place
 
 if TYPE_CHECKING:
     from unde.cli.project import Project
-    from unde.index import Index
-    from unde.ui.report.page import Page
 
 
 UNWEIGHTED = "unweighted"  # the name of scores without weights
@@ -41,20 +41,8 @@ UNWEIGHTED = "unweighted"  # the name of scores without weights
 def report(
     index: IndexPath,
     model: ModelOptions,
-    query: Annotated[
-        list[str] | None,
-        option(
-            "just this query: a text, a number of the held-out queries from 0 on, or the file of an image; "
-            "repeatable",
-            metavar="TEXT|NUMBER|IMAGE",
-        ),
-    ] = None,
-    queries: Annotated[
-        Path | None,
-        path_option(
-            "texts to ask about, as in --data; a folder of saved samples", "--queries", metavar="PATH"
-        ),
-    ] = None,
+    query: Asked = None,
+    queries: AskedFrom = None,
     labels: Annotated[bool, typer.Option("--labels", hidden=True)] = False,
     query_field: QueryField = None,
     span: Span = None,
@@ -85,34 +73,8 @@ def report(
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
-    from unde.cli.project import Project
-
-    if labels:
-        raise UndeError(f"wrong labels are found by a command of their own: unde audit --index {index}")
-    model = model.remembered(index, method)
-    texts = (queries or query) if model.target is None else None
-    project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
-    files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
-    opened = project.index(index, uncalibrated=uncalibrated)
-    parts = {"baselines": not no_baselines}
-    page = _queries(project, opened, files, named, query or [], queries, first, top, method, by, parts)
-    console.echo(f"Open {page.write(out).resolve()} in a browser.")
-
-
-def _queries(
-    project: Project,
-    opened: Index,
-    files: Mapping[str, StorePath],
-    named: str,
-    query: Sequence[str],
-    queries: Path | None,
-    first: int | None,
-    top: int,
-    method: str | None,
-    by: str | None,
-    parts: Mapping[str, bool],
-) -> Page:
-    from unde.cli.project import cached_scores, load_weights, select_queries
+    from unde import methods
+    from unde.cli.project import Project, cached_scores, load_weights, select_queries
     from unde.data import Rows
     from unde.evaluate.sources import source_shares
     from unde.ui.report.example_view import label_predictions
@@ -120,17 +82,24 @@ def _queries(
     from unde.ui.report.panels import page_of
     from unde.ui.report.tables import SourcesPanel
 
+    if labels:
+        raise UndeError(f"wrong labels are found by a command of their own: unde audit --index {index}")
+    model = model.remembered(index, method)
+    texts = (queries or query) if model.target is None else None
+    project = Project(model, index=index, evaluate=texts, query_field=query_field, span=span)
+    files, setup = weight_paths(weights or ()), project.setup
+    opened = project.index(index, uncalibrated=uncalibrated)
     sources = None if by is None else project.sources(by, opened.ids)
-    everything = select_queries(project, opened.method, query, queries, method)
-    selection = everything.first(first or (len(query) if query else 12))
-    setup = project.setup
-    answers = label_predictions(setup, selection.rows)  # refuses names of classes that do not fit, at once
+    asked = query or []
+    everything = select_queries(project, methods.on_index(method, opened.method), asked, queries)
+    selection = everything.first(first or len(asked) or 12)
+    rows = selection.rows
+    answers = label_predictions(setup, rows)  # refuses names of classes that do not fit, at once
     known = {} if selection.held_out is None else setup.contributors or {}
     if known:
         of = (len(project.queries("eval")), len(Rows(setup.train_data)))
         flags = contributor_flags(known, of, "each of the setup's eval_queries and training examples")
         known = {name: some[list(selection.held_out or ())] for name, some in flags.items()}
-    rows = selection.rows
     scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
     loaded = {name: load_weights(file, scores.groups, scores.query_digests) for name, file in files.items()}
     page = page_of(
@@ -139,18 +108,22 @@ def _queries(
         rows,
         scores,
         loaded,
-        title=f"What made {named} do that?",
+        title=_title(project),
         count=top,
         names=selection.names,
         contributors=known,
         answers=answers,
         labelled=selection.labelled,
-        **parts,
+        baselines=not no_baselines,
     )
-    if by is None or sources is None:
-        return page
-    last = next(reversed(loaded.values()), None)
-    return replace(page, sources=SourcesPanel(by, source_shares(scores, sources, last), len(scores)))
+    if by is not None and sources is not None:
+        last = next(reversed(loaded.values()), None)
+        page = replace(page, sources=SourcesPanel(by, source_shares(scores, sources, last), len(scores)))
+    console.echo(f"Open {page.write(out).resolve()} in a browser.")
+
+
+def _title(project: Project) -> str:
+    return f"What made {Path(project.name.partition(':')[0]).name} do that?"
 
 
 def serve(
@@ -191,8 +164,7 @@ def serve(
         with project.index(index, uncalibrated=uncalibrated) as opened:
             weight_sets = {name: load_weights(file, opened.groups.names) for name, file in files.items()}
             sources = None if by is None else (by, project.sources(by, opened.ids))
-            title = f"What made {Path(project.name.partition(':')[0]).name} do that?"
-            known = {k: v for k, v in names.items() if v}
+            known, title = {k: v for k, v in names.items() if v}, _title(project)
             session = Session(opened, project.setup, weight_sets, title=title, names=known, sources=sources)
             with suppress(KeyboardInterrupt):  # how one ends it
                 run(session, listening, host, open)
