@@ -1,34 +1,17 @@
-"""How good scores are on the data at hand: the LDS of a calibration."""
+"""How well scores predict retrained models: bars of the LDS, and the section of a calibration."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from unde.index.calibration import LOCAL, Calibration
-from unde.markup import Html, el
-from unde.ui.report.svg import (
-    PlotFrame,
-    caption,
-    dot,
-    grid_lines,
-    rect,
-    stroke,
-    svg,
-)
-from unde.ui.report.tables import ResultTable, lead, result_table, section
-from unde.weights import Weights
+from unde.markup import Html, el, number
+from unde.ui.report.svg import CHARACTER, PlotFrame, caption, rect, stroke, svg, ticks
+from unde.ui.report.tables import lead, note, section
 
-
-def uniform(weights: Weights) -> bool:
-    """Whether weights are the unweighted method.
-
-    >>> uniform(Weights.uniform(["a", "b"]))
-    True
-    """
-    return bool((weights.values == 1).all())
-
-
-WIDTH, HEIGHT = 760.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 190.0, 16.0, 26.0  # margins
-BEST = 8  # settings in the table
+SLOT, TOP, LENGTH = 30.0, 8.0, 180.0
+BEST = 8  # settings that are shown
 LDS_MEANING = (
     "LDS (linear datamodeling score): models were retrained on random halves of the training data, and this is the "
     "rank correlation, in %, of predicted and actual results of these models, averaged over queries. The "
@@ -36,91 +19,72 @@ LDS_MEANING = (
 )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """How well some scores predict retrained models: LDS with the half width of its 95 % interval, in %."""
+
+    name: str
+    lds: float
+    half: float = 0.0
+    kind: str = ""  # "after" for what the page recommends, "baseline" for simple scores, else ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.lds:.1f}" + (f" ± {self.half:.1f}" if self.half else "")
+
+
+def lds_bars(measured: Sequence[Measured]) -> Html:
+    """Horizontal bars with their intervals.
+
+    >>> lds_bars([Measured("loss", 3.0, 1.0, "baseline"), Measured("weighted", 9.0, 1.0, "after")]).count("<rect")
+    2
+    """
+    ends = [m.lds + m.half for m in measured] + [m.lds - m.half for m in measured]
+    high, low = max(1.0, *ends) * 1.02, min(0.0, *ends) * 1.02
+    left, bottom = 14 + CHARACTER * max(len(m.name) for m in measured), TOP + SLOT * len(measured)
+    # A frame whose axes are swapped: y of the frame runs along the bars.
+    frame = PlotFrame(left, left + LENGTH, TOP, bottom, (low, high), (0, 1))
+    marks = []
+    for i, m in enumerate(measured):
+        middle = TOP + SLOT * (i + 0.5)
+        start, stop = sorted((frame.x(0), frame.x(m.lds)))
+        marks += [
+            caption("measure-name", left - 8, middle + 4, m.name, "end"),
+            rect(f"measure {m.kind}".strip(), start, middle - 8, max(1.0, stop - start), 16, str(m)),
+            stroke("whisker", frame.x(m.lds - m.half), middle, frame.x(m.lds + m.half), middle),
+            caption("measure-value", frame.x(m.lds + m.half) + 6, middle + 4, f"{m.lds:.1f}"),
+        ]
+    axis = [
+        [
+            stroke("grid", frame.x(at), TOP, frame.x(at), bottom),
+            caption("tick", frame.x(at), bottom + 15, number(at), "middle"),
+        ]
+        for at in ticks(low, high)
+    ]
+    title = "LDS in %: " + ", ".join(map(str, measured))
+    return svg(left + LENGTH + 46, bottom + 22, title, "plot measured", axis, marks)
+
+
 def calibration_section(calibration: Calibration) -> Html:
-    """The section with the sentence of a calibration, the bars of all its settings and a table of the best."""
-    chosen, settings = calibration.setting.name, list(calibration.settings)
-    rows = [
-        [f"{s['name']} (chosen)" if s["name"] == chosen else s["name"], _percent(s["lds"], s["ci95"])]
-        for i, s in enumerate(settings)
+    """The section with the sentence of a calibration and bars of its best settings and of the baselines."""
+    chosen, models = calibration.setting.name, "retrained models"
+    if calibration.how == LOCAL:
+        models = "short continued trainings"
+    settings = [
+        Measured(s["name"], 100 * s["lds"], 100 * s["ci95"], "after" if s["name"] == chosen else "")
+        for i, s in enumerate(calibration.settings)
         if i < BEST or s["name"] == chosen
     ]
-    rows += [[f"baseline: {name}", f"{100 * b['lds']:.1f}"] for name, b in calibration.baselines.items()]
-    remark = f"Unweighted; {len(settings)} settings were judged. 95 % intervals over queries and models."
+    simple = [Measured(name, 100 * b["lds"], kind="baseline") for name, b in calibration.baselines.items()]
+    ceiling = () if calibration.ceiling is None else (Measured("at most", 100 * calibration.ceiling),)
     return section(
         "calibration",
         "Calibration: how good are these scores?",
         lead(el("strong", f"{calibration}.")),
         lead(LDS_MEANING),
-        el("figure", bar_strip(calibration), el("figcaption", _caption(calibration))),
-        result_table(ResultTable("LDS, %", ["setting", "LDS"], rows, note=remark)),
+        el("figure", lds_bars([*ceiling, *settings, *simple])),
+        note(
+            f"LDS, %, of the best of {len(calibration.settings)} settings, unweighted and judged on {models}, with "
+            f"95 % intervals over queries and models; {chosen} was chosen. Below them simple baselines"
+            + ("; above them the limit set by noise between two training seeds." if ceiling else ".")
+        ),
     )
-
-
-def _percent(mean: float, half: float) -> str:
-    return f"{100 * mean:.1f} ± {100 * half:.1f}"
-
-
-def bar_strip(calibration: Calibration) -> Html:
-    """All settings as bars, the best first; baselines and the ceiling as lines."""
-    settings, chosen = calibration.settings, calibration.setting.name
-    baselines = calibration.baselines.items()
-    lines = [(f"{name} {100 * b['lds']:.0f}", b["lds"], "baseline") for name, b in baselines]
-    if calibration.ceiling is not None:
-        lines.append((f"at most {100 * calibration.ceiling:.0f}", calibration.ceiling, "ceiling"))
-    mean = calibration.expected.mean
-    half = calibration.expected.ci95_total or calibration.expected.ci95
-    values = [100 * value for value in (*(s["lds"] for s in settings), *(value for _, value, _ in lines))]
-    y_range = min(0.0, *values), max(1.0, *values, 100 * (mean + half)) * 1.04
-    frame = PlotFrame(LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM, (0, len(settings)), y_range)
-
-    def y(share: float) -> float:
-        return frame.y(100 * share)
-
-    bars = [
-        rect(
-            "setting chosen" if s["name"] == chosen else "setting",
-            frame.x(i),
-            y(max(s["lds"], 0)),
-            max(1.0, 0.8 * (frame.x(1) - frame.x(0))),
-            abs(y(s["lds"]) - y(0)),
-            f"{s['name']}: {_percent(s['lds'], s['ci95'])}",
-        )
-        for i, s in enumerate(settings)
-    ]
-    middle = frame.x(0.4 + next((i for i, s in enumerate(settings) if s["name"] == chosen), 0))
-    labels = _spread([(text, y(value), kind) for text, value, kind in lines])
-    return svg(
-        WIDTH,
-        HEIGHT,
-        f"LDS of {len(settings)} settings, sorted; chosen: {chosen}",
-        "plot settings-strip",
-        grid_lines(frame),
-        bars,
-        stroke("whisker", middle, y(mean - half), middle, y(mean + half)),
-        dot("expected", middle, y(mean), 4),
-        [stroke(kind, frame.left, y(value), frame.right, y(value)) for _, value, kind in lines],
-        [caption(f"label {kind}", frame.right + 8, height + 4, text) for text, height, kind in labels],
-        caption("tick", LEFT, HEIGHT - 6, "settings, the best first"),
-    )
-
-
-def _caption(calibration: Calibration) -> str:
-    models = "short continued trainings" if calibration.how == LOCAL else "retrained models"
-    limit = ", the solid line is the limit set by noise between two training seeds"
-    return (
-        f"Each bar is a setting, judged on {models}; the filled one is {calibration.setting.name}. The dot is the LDS "
-        "to expect of it, with its 95 % interval. Dashed lines are simple baselines"
-        f"{limit if calibration.ceiling is not None else ''}."
-    )
-
-
-def _spread(labels: list[tuple[str, float, str]], room: float = 14.0) -> list[tuple[str, float, str]]:
-    """Move labels down until none covers another.
-
-    >>> _spread([("a", 20.0, ""), ("b", 22.0, "")])
-    [('a', 20.0, ''), ('b', 34.0, '')]
-    """
-    out: list[tuple[str, float, str]] = []
-    for text, height, kind in sorted(labels, key=lambda label: label[1]):
-        out.append((text, max(height, out[-1][1] + room) if out else height, kind))
-    return out

@@ -10,9 +10,9 @@ import numpy as np
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.markup import Html, el, number
-from unde.ui.report.svg import HEATS, heat_map
-from unde.ui.report.tables import ResultTable, fold, note, result_table, scroll, section
+from unde.ui.report.tables import note, scroll, section, table
 
+HEATS = 10  # shades: .heat-0 … .heat-9 in the style
 _TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the scale
 
 
@@ -77,7 +77,6 @@ def _panel(panel: HeatmapPanel) -> Html:
         note(panel.note),
         _scale(panel),
         el("div.maps", [_map(panel, name) for name in panel.maps]),
-        fold("The same numbers as tables", [result_table(_as_table(panel, name)) for name in panel.maps]),
     )
 
 
@@ -98,19 +97,26 @@ def _map(panel: HeatmapPanel, name: str) -> Html:
     else:
         r, c = map(int, np.unravel_index(np.nanargmax(values), values.shape))
         best = f"highest {number(100 * values[r, c])} % at {panel.rows[r]}, {panel.columns[c]}"
-    title = f"Heat map of {panel.measure or panel.title} for {name}: {best}"
+    heads = [el("td"), [el("th", column, scope="col") for column in panel.columns]]
+    rows = [
+        el(
+            "tr",
+            el("th", row, scope="row"),
+            [_cell(v, f"{row}, {c}", panel.top) for v, c in zip(line, panel.columns)],
+        )
+        for row, line in zip(panel.rows, values)
+    ]
     return scroll(
-        f"heat map of {name}",
-        el("h4", name),
-        heat_map(values, panel.rows, panel.columns, title=title, top=panel.top),
+        f"heat map of {panel.measure or panel.title} for {name}: {best}",
+        table(heads, rows, name, "heat"),
         el("figcaption", best[0].upper() + best[1:]),
         name="figure",
     )
 
 
-def _as_table(panel: HeatmapPanel, name: str) -> ResultTable:
-    rows = [
-        [row, *(None if np.isnan(v) else f"{100 * v:.1f}" for v in values)]
-        for row, values in zip(panel.rows, np.asarray(panel.maps[name]))
-    ]
-    return ResultTable(name, ["", *panel.columns], rows)
+def _cell(value: float, name: str, top: float) -> Html:
+    if np.isnan(value):
+        return el("td", "–", title=f"{name}: none")
+    level, share = min(HEATS - 1, int(HEATS * value / top)), f"{100 * value:.{0 if top > 0.1 else 1}f}"
+    tone = "cool" if level < HEATS // 2 else "hot"
+    return el(f"td.heat-{level}.{tone}", share, title=f"{name}: {number(100 * value)} %")

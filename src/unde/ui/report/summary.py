@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unde.markup import Html, el, number
+from unde.markup import Html, el
+from unde.ui.report.calibration import Measured, lds_bars
 from unde.ui.report.items import label_of, label_text, picture
 from unde.ui.report.queries import QueryPanel, Row
-from unde.ui.report.svg import PlotFrame, bar_plot, caption, rect, stroke, svg, ticks
+from unde.ui.report.svg import bar_plot
 from unde.ui.report.tables import note, table
 from unde.ui.report.weights import WeightsPanel, arrange, weight_bars
-
-WIDTH, NAME, SLOT, TOP = 440.0, 212.0, 30.0, 8.0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """How well some scores predict retrained models: LDS with the half width of its 95 % interval, in %."""
-
-    name: str
-    lds: float
-    half: float
-    kind: str = ""  # "after" for what the page recommends, "baseline" for simple scores, else ""
 
 
 @dataclass(frozen=True)
@@ -101,42 +90,6 @@ def _line(row: Row) -> Html:
         el("li", picture(scored.item, "training example"), label_of(scored.item)) for scored in row.proponents
     ]
     return el("div.line", el("h3", row.name), el("ol", pictures))
-
-
-def lds_bars(measured: Sequence[Measured]) -> Html:
-    """Horizontal bars with their intervals.
-
-    >>> lds_bars([Measured("loss", 3.0, 1.0, "baseline"), Measured("weighted", 9.0, 1.0, "after")]).count("<rect")
-    2
-    """
-    ends = [m.lds + m.half for m in measured] + [m.lds - m.half for m in measured]
-    high, low = max(1.0, *ends) * 1.02, min(0.0, *ends) * 1.02
-    bottom = TOP + SLOT * len(measured)
-    # A frame whose axes are swapped: y of the frame runs along the bars.
-    frame = PlotFrame(NAME, WIDTH - 46, TOP, bottom, (low, high), (0, 1))
-    marks = []
-    for i, m in enumerate(measured):
-        middle = TOP + SLOT * (i + 0.5)
-        left, right = sorted((frame.x(0), frame.x(m.lds)))
-        marks += [
-            caption("measure-name", NAME - 8, middle + 4, m.name, "end"),
-            rect(f"measure {m.kind}".strip(), left, middle - 8, max(1.0, right - left), 16, _words(m)),
-            stroke("whisker", frame.x(m.lds - m.half), middle, frame.x(m.lds + m.half), middle),
-            caption("measure-value", frame.x(m.lds + m.half) + 6, middle + 4, f"{m.lds:.1f}"),
-        ]
-    axis = [
-        [
-            stroke("grid", frame.x(at), TOP, frame.x(at), bottom),
-            caption("tick", frame.x(at), bottom + 15, number(at), "middle"),
-        ]
-        for at in ticks(low, high)
-    ]
-    title = "LDS in %: " + ", ".join(_words(m) for m in measured)
-    return svg(WIDTH, bottom + 22, title, "plot measured", axis, marks)
-
-
-def _words(m: Measured) -> str:
-    return f"{m.name} {m.lds:.1f} ± {m.half:.1f}"
 
 
 def _changes(changes: Sequence[Change]) -> Html:

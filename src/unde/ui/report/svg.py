@@ -1,4 +1,4 @@
-"""Small plots as inline SVG: bars, curves and heat maps. Colours are classes of the style sheet."""
+"""Small plots as inline SVG: bars and curves. Colours are classes of the style sheet."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from unde.ui.report.tables import terms
 
 TONES = 6  # colours that blocks cycle through: .tone-0 … .tone-5 in the style
 _LABELLED_BARS = 64  # up to here every bar carries its name; beyond, blocks and tooltips do
-_CHARACTER = 6.3  # width of a character of the plots' 11 px text, generously
+CHARACTER = 6.3  # width of a character of the plots' 11 px text, generously
 _LONGEST_LABEL = 30
 _COMPACT = 540.0  # width of a plot that stands beside another one
-HEATS = 10  # shades of a heat map: .heat-0 … .heat-9 in the style
-_CELL = (34.0, 26.0)
 _MAX_POINTS = 600  # a curve drawn a few hundred pixels wide needs no more
 
 
@@ -121,11 +119,11 @@ def bar_plot(
     blocks = any(bar.block for bar in bars)
     labelled = len(bars) <= _LABELLED_BARS and not compact
     longest = max(len(_shorten(bar.label)) for bar in bars)
-    left, right = 40.0, len(reference_label) * _CHARACTER + 14
+    left, right = 40.0, len(reference_label) * CHARACTER + 14
     slots = _COMPACT - left - right if compact else min(1100.0 - left - right, max(300.0, len(bars) * 26.0))
     width = left + slots + right
     top, plot_height = (46.0 if blocks else 22.0), (140.0 if compact else 190.0)
-    height = top + plot_height + (longest * _CHARACTER + 16 if labelled else 10)
+    height = top + plot_height + (longest * CHARACTER + 16 if labelled else 10)
     ceiling = max(reference, *(bar.value for bar in bars)) if highest is None else highest
     frame = PlotFrame(left, left + slots, top, top + plot_height, (0, len(bars)), (0, ceiling * 1.02))
     tones = block_tones([bar.block for bar in bars])
@@ -147,7 +145,7 @@ def _legible(bars: Sequence[Bar], slot: float) -> list[Bar]:
     """Drop words above bars that would overlap those of a higher neighbour."""
     places: list[int] = []
     for index in sorted((i for i, bar in enumerate(bars) if bar.above), key=lambda i: -bars[i].value):
-        if all(abs(index - other) * slot >= 1.5 * _CHARACTER for other in places):
+        if all(abs(index - other) * slot >= 1.5 * CHARACTER for other in places):
             places.append(index)
     return [replace(bar, above=bar.above if i in places else "") for i, bar in enumerate(bars)]
 
@@ -179,7 +177,7 @@ def _block_heads(bars: Sequence[Bar], frame: PlotFrame, tones: dict[str, int]) -
         if start:
             yield stroke("divider", left, 14, left, frame.bottom)
         yield rect(f"tone-{tones[block]}", left + 1, 20, max(right - left - 2, 0.5), 4)
-        if len(block) * _CHARACTER <= right - left:
+        if len(block) * CHARACTER <= right - left:
             yield caption("block-label", (left + right) / 2, 13, block, anchor="middle")
         start = stop
 
@@ -207,7 +205,7 @@ def line_plot(
     x_range = x_range or _extent([line.x for line in lines], pad=0.0)
     y_range = y_range or _extent([line.y for line in lines], pad=0.06)
     y_ticks = ticks(*y_range)
-    left = 30 + max(len(number(tick)) for tick in y_ticks) * _CHARACTER
+    left = 30 + max(len(number(tick)) for tick in y_ticks) * CHARACTER
     frame = PlotFrame(left, width - 12, 10, height - 42, x_range, y_range)
     return svg(
         width,
@@ -225,42 +223,6 @@ def line_plot(
         stroke("diagonal", frame.left, frame.bottom, frame.right, frame.top) if diagonal else None,
         [_band(line, index, frame) for index, line in enumerate(lines)],
         [_curve(line, index, frame) for index, line in enumerate(lines)],
-    )
-
-
-def heat_map(
-    values: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, title: str, top: float
-) -> Html:
-    """Cells with their values in per cent, shaded from 0 to `top`; NaN is a cell that does not exist.
-
-    >>> heat_map(np.array([[0.5, np.nan]]), ["mid"], ["q", "k"], title="t", top=1.0).count('class="heat-')
-    1
-    """
-    width, height = _CELL
-    left, above = (max(len(_shorten(name)) for name in names) * _CHARACTER + 10 for names in (rows, columns))
-    marks = [
-        caption("cell-label", left + (c + 0.5) * width + 4, above - 8, _shorten(name), turned=True)
-        for c, name in enumerate(columns)
-    ]
-    for r, row in enumerate(rows):
-        y = above + r * height
-        marks.append(caption("cell-label", left - 8, y + height / 2 + 4, _shorten(row), "end"))
-        for c, column in enumerate(columns):
-            marks.append(_cell(float(values[r, c]), left + c * width, y, f"{row}, {column}", top))
-    return svg(left + width * len(columns) + 2, above + height * len(rows) + 2, title, "plot heat", marks)
-
-
-def _cell(value: float, x: float, y: float, name: str, top: float) -> Html:
-    width, height = _CELL
-    middle, base = x + width / 2, y + height / 2 + 4
-    if math.isnan(value):
-        return el("g", el("title", f"{name}: none"), caption("none", middle, base, "–", "middle"))
-    level, share = min(HEATS - 1, int(HEATS * value / top)), f"{100 * value:.{0 if top > 0.1 else 1}f}"
-    return el(
-        "g",
-        el("title", f"{name}: {number(100 * value)} %"),
-        rect(f"heat-{level}", x + 1, y + 1, width - 2, height - 2, rx=3),
-        caption("cool" if level < HEATS // 2 else "hot", middle, base, share, "middle"),
     )
 
 
