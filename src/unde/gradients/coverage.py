@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, evenly, tensors, to_device, to_numpy
+from unde.data import Rows, evenly, to_device, to_numpy
 from unde.gradients import fallback
-from unde.gradients.coverage_check import REFERENCES, RUN_ERRORS, CoverageCheck, CoverageTrial
+from unde.gradients.coverage_check import REFERENCES, RUN_ERRORS, CoverageCheck
 from unde.gradients.feature_pass import SAMPLED, count_numbers
 from unde.gradients.hooks import Coverage
 from unde.gradients.model_state import frozen_eval, restore_attributes
 from unde.gradients.parameters import Unit, placement
-from unde.tasks.base import Batching, Task, with_batching
+from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 
 EXAMPLES = 3
@@ -42,13 +42,6 @@ def plan_coverage(
     Raises:
         UndeError: A parameter cannot be covered, or the model does not fit its task.
     """
-    return try_coverage(model, task, rows, units, measure)[0]
-
-
-def try_coverage(
-    model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss"
-) -> tuple[Coverage, CoverageTrial | None]:
-    """`plan_coverage`, and the trial of whole examples if there was one."""
     device, _ = placement(model)
     # Two copies of a single example: in a batch of one, shared tensors look like those of an example.
     ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
@@ -58,11 +51,6 @@ def try_coverage(
     def whole(i: int) -> Any:
         return to_device(rows.batch([i]), device)
 
-    def metered(where: list[int], batch: Any) -> bool:
-        """Whether a pass of these costs as much as any: each is as large as the largest, and they are one pass."""
-        sizes = [sum(x.numel() for x in tensors(part)) for part in (batch, whole(largest))]
-        return type(task.batching).fit_memory is Batching.fit_memory and sizes[0] >= len(where) * sizes[1]
-
     short = None if brief is not task else task.batching.shorten(batch)
     if short is not None:
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
@@ -70,20 +58,13 @@ def try_coverage(
         if coverage is not None:
             where = [largest, 1 if largest == 0 and len(rows) > 1 else 0]
             both = to_device(rows.batch(where), device)
-            alone = [whole(largest)]
-            full = CoverageCheck(model, task, units, measure, where, both, alone, metered(where, both))
+            full = CoverageCheck(model, task, units, measure, where, both, [whole(largest)])
             if full.confirms(coverage):
-                other = _check_mates(full, coverage, rows, ids, mates, task.batching.shorten)
-                return (coverage, full.trial) if other is None else (other, None)
+                return _check_mates(full, coverage, rows, ids, mates, task.batching.shorten)
     with frozen_eval(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)
-    alone = [whole(i) for i in ids]
-    full = CoverageCheck(model, brief, units, measure, ids, batch, alone, metered(ids, batch))
-    coverage = full.run()
-    other = _check_mates(full, coverage, rows, ids, mates, lambda batch: None)
-    if other is not None:
-        return other, None
-    return coverage, full.trial if brief is task else None
+    full = CoverageCheck(model, brief, units, measure, ids, batch, [whole(i) for i in ids])
+    return _check_mates(full, full.run(), rows, ids, mates, lambda batch: None)
 
 
 def _check_mates(
@@ -93,8 +74,8 @@ def _check_mates(
     ids: list[int],
     mates: Mates,
     shorten: Callable[[Any], Any | None],
-) -> Coverage | None:
-    """Check the coverage on similar examples: None if it holds, else one that is planned on them and on `ids`.
+) -> Coverage:
+    """The coverage if it holds on similar examples, else one that is planned on them and on `ids`.
 
     Raises:
         UndeError: The measure of an example depends on its batch.
@@ -108,16 +89,14 @@ def _check_mates(
         else:
             batch, alone = short, [fallback.single(short, b, len(where)) for b in range(singles)]
         references = min(singles, REFERENCES)
-        return CoverageCheck(
-            like.model, like.task, like.units, like.measure, where, batch, alone, False, references
-        )
+        return CoverageCheck(like.model, like.task, like.units, like.measure, where, batch, alone, references)
 
     with restore_attributes(like.model):
         check(mates.equal, 1, shorten).check_values()
         check(mates.near, 1, shorten).check_values()
         triple = check(mates.triple, 1, shorten)
         if triple.confirms(coverage) or not triple.check_values():
-            return None
+            return coverage
     both = [*mates.triple, *ids]
     return check(both, len(both), lambda batch: None).run()
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +28,6 @@ from unde.gradients.hooks import (
     guess_layouts,
     next_layouts,
 )
-from unde.gradients.meter import Meter, PassCost
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
@@ -41,17 +38,8 @@ REFERENCES = 2  # examples that are run alone, if they reach every parameter
 RUN_ERRORS = (UndeError, KeyError, AttributeError, *FAILURES)
 
 
-@dataclass(frozen=True)
-class CoverageTrial:
-    """Features of the examples `where`, and the cost of their pass if each is as large as the largest."""
-
-    where: list[int]
-    features: Tensor  # (n, D)
-    cost: PassCost | None
-
-
 class CoverageCheck:
-    """Runs examples as one batch and one by one (`singles`, possibly fewer). Passes of the batch may be `metered`."""
+    """Runs examples as one batch and one by one (`singles`, possibly fewer)."""
 
     def __init__(
         self,
@@ -62,17 +50,15 @@ class CoverageCheck:
         ids: list[int],
         batch: Any,
         singles: list[Any],
-        metered: bool = False,
         references: int = REFERENCES,
     ) -> None:
-        self.model, self.task, self.units, self.measure, self.metered = model, task, units, measure, metered
+        self.model, self.task, self.units, self.measure = model, task, units, measure
         self.ids, self.batch, self.singles, self.references = ids, batch, singles, references
         self.device, _ = placement(model)
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
         if torch.is_autocast_enabled(self.device.type):
             self.tolerance = max(self.tolerance, TOLERANCE[torch.get_autocast_dtype(self.device.type)])
         self.coverage = Coverage(find_modules(model, units))
-        self.trial: CoverageTrial | None = None
         self._agreed: dict[str, Any] | None = None  # the coverage under which all units agreed
 
     def run(self) -> Coverage:
@@ -316,9 +302,8 @@ class CoverageCheck:
         """
         batch, ids = (self.singles[0], self.ids[:1]) if alone else (self.batch, self.ids)
         collector = Collector(self.model, self.task, self.units, self.coverage, self.measure)
-        meter = collector.meter() if self.metered and not alone else nullcontext()
         try:
-            with collector as collect, meter:
+            with collector as collect:
                 features, values = collect(batch, ids)
         except torch.OutOfMemoryError:
             raise
@@ -345,8 +330,7 @@ class CoverageCheck:
 
         wrong = [u for u in units if not agrees(u)]
         if not wrong and not alone and {u.name for u in units} == {u.name for u in self.units}:
-            cost = meter.cost(len(ids)) if isinstance(meter, Meter) else None
-            self._agreed, self.trial = self.coverage.describe(), CoverageTrial(ids, features, cost)
+            self._agreed = self.coverage.describe()
         return wrong
 
 

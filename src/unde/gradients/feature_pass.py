@@ -192,19 +192,14 @@ def choose_pass_size(
     what: Measurement,
     coverage: Coverage,
     memory: int,
-    seen: PassCost | None = None,
 ) -> tuple[int, int | None]:
-    """The number of examples in a pass, and of rows where the task makes several of an example (else None). `seen` is
-    the cost of a pass of the largest examples, if there was one.
+    """The number of examples in a pass, and of rows where the task makes several of an example (else None).
 
     A pass of two copies of the largest example gives the cost; where memory is scarce, a pass of one gives the cost of
     each further example, and a pass of the resulting size is tried.
     """
     device, _ = placement(model)
     budget, count = _pass_budget(memory, what, device), len(rows)
-    size = None if seen is None else _size_by_speed(seen, budget, count, device)
-    if size is not None:
-        return size, None
     at = largest(rows)
     example = rows[at]
     with name_memory(device), FeaturePass(model, task, replace(what, factors=None), coverage) as run:

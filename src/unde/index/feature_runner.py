@@ -18,7 +18,7 @@ from unde.default_device import program_default
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed_tensor
 from unde.gradients import Coverage, Unit, describe_units, make_units
-from unde.gradients.coverage import EXAMPLES, try_coverage
+from unde.gradients.coverage import EXAMPLES, plan_coverage
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import (
     FeaturePass,
@@ -230,15 +230,14 @@ class FeatureRunner:
         coverage: list[dict[str, Any]] = []
         for c in range(len(self.manifest.models)):
             with load_checkpoint(inputs.model, inputs.checkpoints, c):
-                decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
+                decided = plan_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
                 coverage.append(decided.describe())
                 if self.method.whitened and self.manifest.resolved.directions:  # passes as large as these
                     size, rows_per_pass = self.manifest.resolved.directions
                     sizes.append((size or 1, rows_per_pass))
                     continue
-                cost = trial.cost if trial is not None and self.method.terms == 1 else None
                 task = task_at_step(inputs.task, self.method, c)
-                sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
+                sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory))
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
         size = size if batch_size is None else min(batch_size, len(rows))
         distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
