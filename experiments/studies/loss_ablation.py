@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from experiments.shared.augment import augment
 from experiments.shared.denoising import scheduler, seeds
 from experiments.shared.diffusion_bank import STUDIES
 from experiments.shared.sweep import EVERY_BANK, Cell, Weights
 from unde import learn_weights
-from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
 from unde.tasks.timesteps import sampler_timesteps
 

@@ -1,19 +1,17 @@
 """Each operation against Pillow or colorsys; what is drawn against (seed, key)."""
 
 import colorsys
-import importlib
 
 import numpy as np
 import pytest
 import torch
+from experiments.shared import augment as augmenting
 from PIL import Image, ImageEnhance
 
-from refusals import refused
 from unde import learn_weights
-from unde.diffusion import augment
 from unde.scoring.arrays import ArrayScores
+from unde.tasks import perturb as module
 
-module = importlib.import_module("unde.tasks.perturb")  # the package has the function of this name
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, size=(21, 17, 3), dtype=np.uint8)
 PIXELS[:, :, 2] //= 3  # yellowish, so that its mean is not its grey
@@ -79,7 +77,7 @@ def test_all_of_it_step_by_step_in_pillow(key):
     for enhance, draw in zip((ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), u[5:8]):
         image = enhance(image).enhance(0.6 + 0.8 * draw)
     expected = 255 * turned(np.asarray(image) / 255, 0.1 * (2 * u[8] - 1))
-    found = augment(2 * X[None] - 1, [key], seed=2, crop=0.3, jitter=0.4, hue=0.1)[0] / 2 + 0.5
+    found = augmenting.augment(2 * X[None] - 1, [key], seed=2, crop=0.3, jitter=0.4, hue=0.1)[0] / 2 + 0.5
     off_by = np.abs(levels(found) - expected)  # Pillow rounds to bytes five times, and stretches that
     assert np.quantile(off_by, 0.99) < 4 and off_by.max() < 20
 
@@ -90,13 +88,13 @@ def off(**options):
 
 def test_nothing_changes_when_all_is_off():
     torch.testing.assert_close(
-        augment(IMAGES, **off()), IMAGES, rtol=0, atol=5e-6
+        augmenting.augment(IMAGES, **off()), IMAGES, rtol=0, atol=5e-6
     )  # rounding, there and back
 
 
 def test_half_of_the_images_are_mirrored():
     many = IMAGES[:1].expand(400, -1, -1, -1)
-    found = augment(many, **off(flip=True))
+    found = augmenting.augment(many, **off(flip=True))
     mirrored = (found - IMAGES[0].flip(2)).abs().amax((1, 2, 3)) < 1e-5
     same = (found - IMAGES[0]).abs().amax((1, 2, 3)) < 1e-5
     assert (mirrored ^ same).all()
@@ -106,7 +104,7 @@ def test_half_of_the_images_are_mirrored():
 def test_crops_fit_and_keep_their_share_of_the_area():
     height, width, least = 300, 500, 0.4
     boxes = np.array(
-        [module.crop_box(height, width, least, module._uniform(1, key)[1:5]) for key in range(2000)]
+        [module.crop_box(height, width, least, augmenting.uniform(1, key)[1:5]) for key in range(2000)]
     )
     top, left, tall, wide = boxes.T
     assert (
@@ -126,12 +124,12 @@ def test_strengths_are_bounds(option):
     """Grey or single-coloured images, from which the factor can be read off."""
     grey = torch.full((3000, 3, 2, 2), -0.5)
     if option == "jitter":  # a flat grey keeps its contrast and saturation: 0.25 · factor remains
-        factor = (augment(grey, **off(jitter=0.3))[:, 0, 0, 0] / 2 + 0.5) / 0.25 - 1
+        factor = (augmenting.augment(grey, **off(jitter=0.3))[:, 0, 0, 0] / 2 + 0.5) / 0.25 - 1
         bound = 0.3
     else:
         red = grey.clone()
         red[:, 0], red[:, 1:] = 1.0, -1.0
-        found = augment(red, **off(hue=0.1))[:, :, 0, 0].double() / 2 + 0.5
+        found = augmenting.augment(red, **off(hue=0.1))[:, :, 0, 0].double() / 2 + 0.5
         factor = torch.tensor([(colorsys.rgb_to_hsv(*rgb)[0] + 0.5) % 1 - 0.5 for rgb in found.tolist()])
         bound = 0.1
     assert factor.abs().max() <= bound + 1e-5
@@ -140,25 +138,27 @@ def test_strengths_are_bounds(option):
 
 
 def test_each_factor_is_drawn_for_itself():
-    u = np.stack([module._uniform(0, key) for key in range(4000)])
+    u = np.stack([augmenting.uniform(0, key) for key in range(4000)])
     assert np.abs(np.corrcoef(u.T) - np.eye(module.DRAWS)).max() < 5 / np.sqrt(4000)
     assert u.min() >= 0 and u.max() < 1
 
 
 def test_an_image_does_not_depend_on_its_batch():
     keys = [40, 3, 7, 3, 0, 12]
-    together = augment(IMAGES, keys, seed=5)
+    together = augmenting.augment(IMAGES, keys, seed=5)
     for i, key in enumerate(keys):
-        assert torch.equal(together[i : i + 1], augment(IMAGES[i : i + 1], torch.tensor([key]), seed=5))
-    assert torch.equal(augment(IMAGES), augment(IMAGES, range(6)))
-    same = augment(IMAGES[:1].expand(3, -1, -1, -1), [8, 9, 8])
+        assert torch.equal(
+            together[i : i + 1], augmenting.augment(IMAGES[i : i + 1], torch.tensor([key]), seed=5)
+        )
+    assert torch.equal(augmenting.augment(IMAGES), augmenting.augment(IMAGES, range(6)))
+    same = augmenting.augment(IMAGES[:1].expand(3, -1, -1, -1), [8, 9, 8])
     assert torch.equal(same[0], same[2]) and not torch.equal(same[0], same[1])
-    assert not torch.equal(augment(IMAGES), augment(IMAGES, seed=1))
+    assert not torch.equal(augmenting.augment(IMAGES), augmenting.augment(IMAGES, seed=1))
 
 
 def test_it_is_in_range_of_the_same_type_and_leaves_the_world_alone():
     before, state = IMAGES.clone(), torch.get_rng_state()
-    found = augment(IMAGES.bfloat16(), jitter=1.0, hue=0.5)
+    found = augmenting.augment(IMAGES.bfloat16(), jitter=1.0, hue=0.5)
     assert found.dtype == torch.bfloat16 and found.shape == IMAGES.shape
     assert found.min() >= -1 and found.max() <= 1
     assert torch.equal(IMAGES, before) and torch.equal(torch.get_rng_state(), state)
@@ -166,7 +166,7 @@ def test_it_is_in_range_of_the_same_type_and_leaves_the_world_alone():
 
 def test_the_numbers_are_those_of_numpy():
     stream = np.random.Philox(np.random.SeedSequence(3, spawn_key=(11,)))
-    np.testing.assert_array_equal(module._uniform(3, 11), np.random.Generator(stream).random(module.DRAWS))
+    np.testing.assert_array_equal(augmenting.uniform(3, 11), np.random.Generator(stream).random(module.DRAWS))
 
 
 def test_supervised_weights_from_changed_images():
@@ -176,31 +176,9 @@ def test_supervised_weights_from_changed_images():
         torch.rand(40, 3, 2, 2, generator=g), size=(16, 16), mode="nearest"
     )
     images, positives = 2 * coarse - 1, torch.arange(0, 40, 2)
-    queries = augment(images[positives], positives)
+    queries = augmenting.augment(images[positives], positives)
     known = torch.einsum("qd,nd->qn", queries.flatten(1), images.flatten(1)) / 100
     noise = torch.randn(known.shape, generator=g)
     scores = ArrayScores(torch.stack([known, noise], 2), ["known", "noise"])
     w = learn_weights(scores, objective="supervised", positives=positives, weight_decay=0.0)
     assert w.values[0] > 1.5
-
-
-@pytest.mark.parametrize(
-    ("images", "options", "message"),
-    [
-        (IMAGES.numpy(), {}, "images are a ndarray: expected floating point"),
-        (IMAGES[0], {}, r"torch.float32 of shape \(3, 12, 10\)"),
-        (IMAGES[:, :1], {}, r"shape \(6, 1, 12, 10\)"),
-        (IMAGES.byte(), {}, r"torch.uint8 .* Bring uint8 to x / 127.5 − 1"),
-        (IMAGES * 255, {}, r"images go from -2\d\d\.?\d* to 2\d\d\.?\d*: expected"),
-        (IMAGES * float("nan"), {}, "images go from nan to nan"),
-        (IMAGES, {"crop": 0}, "crop is 0"),
-        (IMAGES, {"jitter": 1.5}, "jitter 1.5"),
-        (IMAGES, {"hue": 0.6}, "hue 0.6"),
-        (IMAGES, {"seed": -1}, "seed -1"),
-        (IMAGES, {"keys": [1, 2]}, r"keys are \[1, 2\] for 6 images"),
-        (IMAGES, {"keys": [0, 1, 2, 3, 4, -5]}, "a whole number from 0 on"),
-        (IMAGES, {"keys": torch.rand(6)}, "a whole number from 0 on"),
-    ],
-)
-def test_bad_input(images, options, message):
-    refused(message, augment, images, **options)

@@ -7,7 +7,7 @@ Each kind has a strength, and the random numbers do not depend on it: a stronger
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,45 +21,6 @@ from unde.errors import UndeError
 RATIO = 4 / 3  # a crop is at most so much wider or taller, for its image's shape
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: what grey a colour is
 DRAWS = 9  # as many for every image, so that an option that is off leaves the others as they were
-
-
-def augment(
-    images: Tensor,
-    keys: Sequence[int] | Tensor | None = None,
-    *,
-    seed: int = 0,
-    flip: bool = True,
-    crop: float = 0.5,
-    jitter: float = 0.2,
-    hue: float = 0.05,
-) -> Tensor:
-    """Random changes of images (B, 3, H, W) in [−1, 1] that leave what they show, for `objective="supervised"`.
-
-    keys: a number for each image that, with `seed`, decides its change: its position in the training data, say. Without
-        keys it is the position in `images`. Another seed gives another change of the same image.
-    flip: every other image is mirrored, left to right.
-    crop: the least share of an image's area that is kept; what is kept is resized to the whole. 1 keeps all.
-    jitter: brightness, contrast and saturation are each multiplied by a factor from 1 − jitter to 1 + jitter.
-    hue: colours are turned by up to this share of the colour circle, either way.
-
-    >>> images = torch.rand(50, 3, 16, 16) * 2 - 1
-    >>> positives = torch.tensor([4, 17, 30])  # for learn_weights(…, objective="supervised", positives=…)
-    >>> queries = augment(images[positives], positives)
-    >>> torch.equal(queries[1:2], augment(images[17:18], [17]))
-    True
-    """
-    numbers = _check_input(images, keys, seed, crop, jitter, hue)
-    changed = []
-    for image, key in zip(images, numbers):
-        u = _uniform(seed, key)
-        x = image.float() / 2 + 0.5
-        if flip and u[0] < 0.5:
-            x = x.flip(2)
-        x = resized_crop(x, *crop_box(x.shape[1], x.shape[2], crop, u[1:5]))
-        bright, contrasting, colourful = 1 + jitter * (2 * u[5:8] - 1)
-        x = saturation(contrast(brightness(x, bright), contrasting), colourful)
-        changed.append(turn_hue(x, hue * (2 * u[8] - 1)))
-    return (torch.stack(changed) * 2 - 1).to(images.dtype)
 
 
 # --- the operations, on one image (3, H, W) in [0, 1] -----------------------------------------------------
@@ -105,15 +66,6 @@ def _grey(x: Tensor) -> Tensor:
     return torch.einsum("c,chw->hw", torch.tensor(LUMA, dtype=x.dtype, device=x.device), x)[None]
 
 
-# --- the numbers -----------------------------------------------------------------------------------------
-
-
-def _uniform(seed: int, key: int) -> np.ndarray:
-    """(DRAWS,) in [0, 1), from raw bits: they are the same in every release of NumPy."""
-    bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(key,))).random_raw(DRAWS)
-    return (bits >> np.uint64(11)) * 2.0**-53
-
-
 def crop_box(height: int, width: int, least: float, u: np.ndarray) -> tuple[int, int, int, int]:
     """(top, left, height, width): a random share of the area, in a random shape that fits, at a random place."""
     area = least + (1 - least) * u[0]
@@ -124,34 +76,6 @@ def crop_box(height: int, width: int, least: float, u: np.ndarray) -> tuple[int,
         for side, factor in ((height, 1 / shape), (width, shape))
     )
     return int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1)), tall, wide
-
-
-def _check_input(
-    images: Tensor, keys: Sequence[int] | Tensor | None, seed: int, crop: float, jitter: float, hue: float
-) -> list[int]:
-    """The key of each image."""
-    wanted = "expected floating point (B, 3, H, W) in [−1, 1]"
-    if not isinstance(images, Tensor):
-        raise UndeError(f"images are a {type(images).__name__}: {wanted}")
-    if images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape or not images.is_floating_point():
-        cure = ". Bring uint8 to x / 127.5 − 1" if images.dtype is torch.uint8 else ""
-        raise UndeError(f"images are {images.dtype} of shape {tuple(images.shape)}: {wanted}{cure}")
-    low, high = images.min().item(), images.max().item()
-    if not (low >= -1.01 and high <= 1.01):  # NaN too
-        raise UndeError(f"images go from {low:.4g} to {high:.4g}: {wanted}")
-    if not 0 < crop <= 1 or not 0 <= jitter <= 1 or not 0 <= hue <= 0.5 or seed < 0:
-        raise UndeError(
-            f"crop is {crop}, jitter {jitter}, hue {hue} and seed {seed}: expected 0 < crop ≤ 1, 0 ≤ jitter ≤ 1, "
-            "0 ≤ hue ≤ 0.5 and a seed from 0 on"
-        )
-    numbers = range(len(images)) if keys is None else torch.as_tensor(keys).tolist()
-    whole = isinstance(numbers, (list, range)) and all(type(key) is int and key >= 0 for key in numbers)
-    if not whole or len(numbers) != len(images):
-        raise UndeError(
-            f"keys are {keys!r} for {len(images)} images: expected a whole number from 0 on for each, such as its "
-            "position in the training data"
-        )
-    return list(numbers)
 
 
 TARGETS = ("labels", "label", "targets", "target", "y")  # entries of a dict that are not inputs
