@@ -6,7 +6,7 @@ from commands import run
 
 from refusals import refused
 from unde.cli.app import app
-from unde.cli.flags import name_flags
+from unde.cli.config import name_flags
 
 BUILD = typer.main.get_command(app).commands["build"]
 

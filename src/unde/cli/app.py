@@ -20,8 +20,8 @@ from unde.cli.append import append, merge, remove
 from unde.cli.attribute import attribute
 from unde.cli.audit import audit
 from unde.cli.build import bench, build, finish, plan
+from unde.cli.config import name_flags
 from unde.cli.evaluate import evaluate
-from unde.cli.flags import name_flags
 from unde.cli.leaks import leaks
 from unde.cli.learn import calibrate, learn
 from unde.cli.report import demo, report, serve

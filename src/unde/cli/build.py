@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unde import console
-from unde.cli.config import Config, write_config
-from unde.cli.flags import name_flags
+from unde.cli.config import Config, name_flags, write_config
 from unde.cli.options import (
     METHODS,
     ClusterOptions,

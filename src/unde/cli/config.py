@@ -1,9 +1,10 @@
-"""`--config run.toml`: options in a file. Every index gets the one that builds it again."""
+"""`--config run.toml`: options in a file. Every index gets the one that builds it again. Options in messages."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,3 +132,24 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     text = json.dumps(value if isinstance(value, (bool, int, float)) else str(value), ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
+
+
+# --- messages of the library, with options in place of arguments of Python -----------------------------------
+
+# “memory=” or “disk='1GB'”; not within a call such as “TRAK(damping=0.1)”.
+_ARGUMENT = re.compile(
+    r"\w+\([^()]*=[^()]*\)|(?<![\w.-])(?P<name>\w+)=(?:'(?P<value>[^']*)')?(?=[\s,.;:)]|$)"
+)
+
+
+def name_flags(message: str, command: Any) -> str:
+    """Name options as the command line does: “raise memory=” becomes “raise --memory”."""
+    flags = {p.name: p.opts[-1] for p in command.params if p.opts and p.opts[-1].startswith("--")}
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in flags:
+            return match[0]
+        return f"{flags[name]} {value}" if value else str(flags[name])
+
+    return _ARGUMENT.sub(flag, message)

@@ -13,7 +13,7 @@ from test_report_page import contrast, luminance
 from refusals import refused
 from report_dom import parse, words
 from unde.ui.report import HeatmapPanel, Page
-from unde.ui.report.heatmap import HEATS, heatmaps_section
+from unde.ui.report.tables import HEATS, heatmaps_section
 
 ROWS, COLUMNS = ["down_blocks.0", "mid_block"], ["attn1.to_q", "attn1.to_k", "attn2.to_out"]
 MAPS = {

@@ -32,10 +32,9 @@ from unde.tasks import Classification
 from unde.ui.demo import finetuned
 from unde.ui.demo.finetuned import CORRUPTED, TRAINED, DigitRoles, accuracy, digits
 from unde.ui.report import Page, ResultTable, Step, meaning
-from unde.ui.report.calibration import Measured
 from unde.ui.report.labels_page import LabelReview
 from unde.ui.report.panels import predictions, query_panels
-from unde.ui.report.summary import Change, SummaryPanel
+from unde.ui.report.summary import Change, Measured, SummaryPanel
 from unde.ui.report.weights import weights_panel
 from unde.version import __version__
 from unde.weights import Weights

@@ -9,12 +9,11 @@ makes them of scores and weights, and a whole page of what an index says about s
 >>> path = page.write("report.html")  # doctest: +SKIP
 """
 
-from unde.ui.report.heatmap import HeatmapPanel
 from unde.ui.report.items import Item, Mark, ScoredItem
 from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Meaning, Page, meaning
 from unde.ui.report.queries import QueryPanel, Row
-from unde.ui.report.tables import Card, ResultTable, Step
+from unde.ui.report.tables import Card, HeatmapPanel, ResultTable, Step
 from unde.ui.report.weights import WeightsPanel
 
 __all__ = [

@@ -18,18 +18,18 @@ from unde.methods import DAS, JourneyTRAK, Method, TracIn
 from unde.store.files import write_atomically
 from unde.tasks import Classification, Diffusion
 from unde.tasks.base import Task
-from unde.ui.report.calibration import calibration_section
-from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
-from unde.ui.report.summary import SummaryPanel, summary_section
+from unde.ui.report.summary import SummaryPanel, calibration_section, summary_section
 from unde.ui.report.tables import (
     Card,
+    HeatmapPanel,
     ResultTable,
     SourcesPanel,
     Step,
     cards_list,
     evaluation_section,
+    heatmaps_section,
     provenance_section,
     sources_section,
     steps_section,
