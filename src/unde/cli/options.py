@@ -6,7 +6,7 @@ Nothing here imports torch: help and completion must be fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -72,25 +72,16 @@ def one_of(*names: str) -> Callable[[str], list[str]]:
 def indexes(incomplete: str) -> list[str]:
     """Folders below the typed one that hold an index. Without any, shells complete files."""
     folder, begun = os.path.split(incomplete)
-    budget = iter(range(_MOST))
-    return sorted(_below(Path(folder).expanduser(), folder, begun, _DEEP, budget))
-
-
-def _below(real: Path, typed: str, begun: str, depth: int, budget: Iterator[int]) -> Iterator[str]:
-    try:
-        folders = sorted(
-            p for p in real.iterdir() if p.name.startswith(begun) and p.is_dir() and not p.is_symlink()
-        )
-    except OSError:
-        return
-    for path in folders:
-        if (path.name.startswith(".") and not begun) or next(budget, None) is None:
-            continue
-        name = os.path.join(typed, path.name)
-        if (path / MANIFEST).is_file():
-            yield name
-        elif depth > 1:
-            yield from _below(path, name, "", depth - 1, budget)
+    home, found = os.path.expanduser(folder) or ".", []
+    for number, (path, folders, files) in enumerate(os.walk(home)):
+        where = os.path.relpath(path, home)
+        depth = 0 if where == "." else 1 + where.count(os.sep)
+        if depth and MANIFEST in files:
+            found.append(os.path.join(folder, where))
+        ended = (depth and MANIFEST in files) or depth == _DEEP or number >= _MOST
+        start = "" if depth else begun
+        folders[:] = [f for f in folders if not ended and f.startswith(start) and (start or f[0] != ".")]
+    return sorted(found)
 
 
 def option(help: str, *names: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
