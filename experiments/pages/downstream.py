@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from experiments.pages import figures
 from experiments.pages.bank_results import methods_of
 from experiments.pages.book import NONE, Book, command, number, paragraphs, shown, table
 from experiments.pages.labels import interval
-from unde.groups import unet_block
 
 # --- wrong labels ----------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def weights_over_the_network(book: Book) -> str:
     parts = []
     for title, values in sets.items():
         words = f"D-TRAK, {title}: robots, {len(values)} matrices of LoRA, mean 1"
-        svg = figures.bars(values, title=words, unit="", block_of={g: unet_block(g) for g in values})
+        svg = figures.bars(values, title=words, unit="", block_of={g: _unet_block(g) for g in values})
         parts.append(book.figure(title.replace(" ", "-"), svg, words))
     return paragraphs(*parts)
 
@@ -237,3 +237,9 @@ PARTS = {
     "texts": qualitative,
     "speakers": speakers,
 }
+
+
+def _unet_block(name: str) -> str:
+    """The block of a parameter; the first part of its name if it is outside of all blocks."""
+    found = re.search(r"(?:down|up)_blocks\.\d+|mid_block", name)
+    return name.partition(".")[0] if found is None else found[0]

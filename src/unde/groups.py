@@ -250,16 +250,6 @@ _NO_BLOCK = re.compile(r"(?:^|[.:])(conv_in|conv_norm_out|conv_out|\w+_embedding
 _UNTOLD = {"weight", "bias", "base_layer", "processor", "transformer_blocks"}
 
 
-def unet_block(name: str) -> str:
-    """The block of a parameter; the first part of its name if it is outside of all blocks.
-
-    >>> unet_block("unet.up_blocks.1.resnets.0.conv1.bias"), unet_block("conv_in.weight")
-    ('up_blocks.1', 'conv_in')
-    """
-    found = _PLACE.search(name)
-    return name.partition(".")[0] if found is None else found[1]
-
-
 def unet_cell(name: str) -> tuple[str, str]:
     """Block and component of a parameter of a UNet of diffusers, with or without LoRA.
 

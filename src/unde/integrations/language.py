@@ -29,14 +29,8 @@ SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
 _ADAPTER = "adapter_config.json"
 _TOKENIZER = (
-    *(
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-        "spiece.model",
-        "tokenizer_config.json",
-    ),
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
+    *("spiece.model", "tokenizer_config.json"),
 )
 
 

@@ -28,7 +28,9 @@ class LayerNorm(Rule):
         """The input, which autograd keeps anyway, and its statistics: no extra memory."""
         call: Call = x
         x = call.args[0] if call.args else next(iter(call.kwargs.values()))
-        return [call.arrange(t) for t in (x, *self.statistics(x, y))]
+        m, precise = self.module, x.to(torch.promote_types(x.dtype, torch.float32))
+        statistics = torch.native_layer_norm(precise, m.normalized_shape, None, None, m.eps)[1:]
+        return [call.arrange(t) for t in (x, *statistics)]
 
     def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         p = self.projections.get("weight")
@@ -43,14 +45,6 @@ class LayerNorm(Rule):
 
     def rows(self, x: Tensor, batch: int) -> Tensor:  # (B·n, ..., *normalized_shape) → (B, T, C)
         return x.reshape(batch, -1, self.module.weight.numel())
-
-    def statistics(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """μ and 1/σ, with axes of length one for the normalized ones."""
-        m = self.module
-        shape = *x.shape[: x.dim() - len(m.normalized_shape)], *[1] * len(m.normalized_shape)
-        return saved_statistics(y, shape) or list(
-            torch.native_layer_norm(x, m.normalized_shape, None, None, m.eps)[1:]
-        )
 
 
 @register(nn.RMSNorm)
@@ -68,13 +62,6 @@ class RMSNorm(Rule):
         out.add("weight", self.projections["weight"](each.sum(1)))
 
 
-def saved_statistics(y: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
-    """μ and 1/σ as autograd has them for the backward pass, detached: they would hold the graph."""
-    both = [getattr(y.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
-    matching = [s.detach() for s in both if s is not None and s.shape == shape]
-    return matching if len(matching) == 2 else None
-
-
 def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
     return x.flatten(2).sum(2) if x.dim() > 2 else x
 
@@ -87,7 +74,10 @@ class GroupNorm(Rule):
     """
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        return x, *(saved_statistics(y, (len(x), self.module.num_groups)) or self.statistics(x))
+        m, (rows, channels, *sizes) = self.module, x.shape
+        given = rows, channels, math.prod(sizes), m.num_groups, m.eps
+        precise = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        return x, *torch.native_group_norm(precise, None, None, *given)[1:]
 
     def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         precise = torch.promote_types(g.dtype, torch.float32)  # the difference may be small
@@ -101,12 +91,6 @@ class GroupNorm(Rule):
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(fold(total, batch)))
-
-    def statistics(self, x: Tensor) -> list[Tensor]:
-        """μ and 1/σ, (B·n, groups) each."""
-        m, (rows, channels, *sizes) = self.module, x.shape
-        given = rows, channels, math.prod(sizes), m.num_groups, m.eps
-        return list(torch.native_group_norm(x.contiguous(), None, None, *given)[1:])
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
