@@ -11,12 +11,12 @@ from rich.markup import escape
 
 from unde import console
 from unde.cli.options import (
-    Asked,
-    AskedFrom,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
     QueryField,
+    QueryList,
+    QuerySet,
     Span,
     Uncalibrated,
     WeightsFile,
@@ -96,8 +96,8 @@ def attribute(
     worker: WorkerOptions,
     whole_gradients: ExactOptions,
     index: IndexPath = None,
-    query: Asked = None,
-    queries: AskedFrom = None,
+    query: QueryList = None,
+    queries: QuerySet = None,
     query_field: QueryField = None,
     span: Span = None,
     weights: WeightsFile = None,

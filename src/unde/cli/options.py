@@ -117,7 +117,7 @@ Memory = Annotated[str, option("memory for computations, besides the model")]
 Uncalibrated = Annotated[
     bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
 ]
-Asked = Annotated[
+QueryList = Annotated[
     list[str] | None,
     option(
         "just this query: a text, a number of the held-out queries from 0 on, or the file of an image; repeatable",
@@ -125,7 +125,7 @@ Asked = Annotated[
         metavar="TEXT|NUMBER|IMAGE",
     ),
 ]
-AskedFrom = Annotated[
+QuerySet = Annotated[
     str | None,
     option(
         "texts to ask about, as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "

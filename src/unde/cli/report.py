@@ -13,14 +13,14 @@ import typer
 
 from unde import console
 from unde.cli.options import (
-    Asked,
-    AskedFrom,
     IndexPath,
     MethodName,
     MethodOfIndex,
     ModelOptions,
     Queries,
     QueryField,
+    QueryList,
+    QuerySet,
     Span,
     Uncalibrated,
     WeightsFiles,
@@ -41,8 +41,8 @@ UNWEIGHTED = "unweighted"  # the name of scores without weights
 def report(
     index: IndexPath,
     model: ModelOptions,
-    query: Asked = None,
-    queries: AskedFrom = None,
+    query: QueryList = None,
+    queries: QuerySet = None,
     labels: Annotated[bool, typer.Option("--labels", hidden=True)] = False,
     query_field: QueryField = None,
     span: Span = None,
