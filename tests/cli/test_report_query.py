@@ -1,5 +1,6 @@
 """`unde report --query`: a page on one query, by its number or from the file of an image."""
 
+import json
 import re
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def test_a_page_on_just_that_query(built):
     scores = Index.open("idx", model=setup.model, task=setup.task).score((x[7:8], y[7:8])).total()[0]
     order = scores.argsort(descending=True).tolist()
     assert shown(article) == order[:3] + order[::-1][:3]
+    rows = json.loads(run("attribute", built, "--index", "idx", "--query", 7, "--top", 3, "--format", "json"))
+    assert [r["index"] for r in rows] == order[:3] and {r["query_id"] for r in rows} == {7}
     both = page(built, "--query", 7, "--query", 2).all("article")
     assert [words(a.one("h3")) for a in both] == ["Query #7", "Query #2"]
 
@@ -90,7 +93,9 @@ def test_refusals(built, project):
         ("text.png", "--query text.png: this file is no PNG or JPEG picture"),
     ):
         refused(says, page, built, "--query", asked)
-    with pytest.raises(UndeError, match=r"brings its own queries, eval_queries. A folder of samples is for"):
+    with pytest.raises(
+        UndeError, match=r"brings its own queries, eval and learn. A folder of samples is for"
+    ):
         page(built, "--queries", ".")
     Image.new("L", (4, 4)).save("dark.png")
     run("build", f"{project}:normalised", "--out", "other", "--projection", "none", "--method", "tracin")

@@ -228,8 +228,8 @@ def select_queries(
         if typed:
             return QuerySelection(rows, ["your text"] if len(rows) == 1 else project.names("eval"))
         selection = QuerySelection(rows, project.names("eval"))
-    elif queries is not None and Path(queries).expanduser().is_dir():
-        use_samples(project, Path(queries).expanduser(), method)
+    elif queries not in (None, "learn", "eval"):
+        _use_samples(project, Path(queries).expanduser(), method)
         selection = QuerySelection(project.queries("eval"))
     elif queries is None and query and not _positions(query):
         return _from_text(project, query)
@@ -239,11 +239,11 @@ def select_queries(
     return selection.some(_positions_in(query, len(selection.rows))) if query else selection
 
 
-def use_samples(project: Project, folder: Path, method: Method) -> None:
+def _use_samples(project: Project, folder: Path, method: Method) -> None:
     """Make saved samples the eval_queries of the project, a diffusion model's."""
     if not isinstance(project.setup.task, Diffusion):
         raise UndeError(
-            f"--queries {folder}: {project.name} brings its own queries, eval_queries. A folder of samples is for "
+            f"--queries {folder}: {project.name} brings its own queries, eval and learn. A folder of samples is for "
             "diffusion models, and a file of texts goes with --hf-model"
         )
     columns = query_columns(Samples.load(folder), isinstance(method, JourneyTRAK))
@@ -285,6 +285,7 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     rows = Rows(examples, train.collate)
     predictions = label_predictions(setup, rows) if setup.ask.picture is None else None
     if predictions is not None:
+        console.note("labels of images are not known: asked about what the model predicts")
         pairs = zip(examples, predictions.predicted.tolist(), strict=True)
         rows = Rows([with_label(e, y) for e, y in pairs], train.collate)
     return QuerySelection(rows, [path.name for path in files], labelled=False)
