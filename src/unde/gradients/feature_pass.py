@@ -223,8 +223,9 @@ def choose_pass_size(
                 break
             if tried.peak > budget:
                 break
-            if n == 2 and (by_speed := _size_by_speed(tried, budget, count, device)) is not None:
-                return by_speed, None
+            size = min(_least_worthwhile(tried, device), MOST, count)
+            if n == 2 and max(size, n) * tried.peak <= n * budget:  # memory grows no faster than the examples
+                return size, None
             before, last = last, tried
         return last.examples, None
 
@@ -248,13 +249,6 @@ def _pass_budget(memory: int, what: Measurement, device: torch.device) -> int:
     stays = sum(t.nbytes for u in what.units for t in u.projection.tensors)
     stays += sum(8 * n * n for pair in (what.factors or {}).values() for n in pair if n is not None)
     return max(1, memory - stays)
-
-
-def _size_by_speed(seen: PassCost, budget: int, count: int, device: torch.device) -> int | None:
-    """The number of examples if memory suffices (it grows no faster than the examples), else None."""
-    size = min(_least_worthwhile(seen, device), MOST, count)
-    fits = max(size, seen.examples) * seen.peak <= seen.examples * budget
-    return size if fits else None
 
 
 def _least_worthwhile(seen: PassCost, device: torch.device) -> int:
