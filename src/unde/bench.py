@@ -47,8 +47,8 @@ from unde.weights import learn_weights
 QUERIES = 16  # of the stages
 
 
-def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """A distribution-free confidence interval of the median, by order statistics; the range of fewer than six values.
+def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """A distribution-free 95 % interval of the median, by order statistics; the range of fewer than six values.
 
     >>> median_interval([5, 1, 4, 2, 3, 6]), median_interval(range(11))
     ((1.0, 6.0), (1.0, 9.0))
@@ -57,7 +57,7 @@ def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -
     below, outside = 0.0, -1  # values outside at either end
     while outside + 2 <= (n + 1) // 2:
         below += math.comb(n, outside + 1) / 2**n
-        if 1 - 2 * below < level:
+        if 1 - 2 * below < 0.95:
             break
         outside += 1
     at = max(0, outside)

@@ -119,10 +119,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Child]], n
     )
 
 
-def facts(title: str, values: Mapping[str, Child], note: str = "") -> Html:
+def facts(title: str, values: Mapping[str, Child]) -> Html:
     """Names with their values."""
     rows = [[el("span", name, style=_FAINT), value] for name, value in values.items()]
-    return table(title, [], rows, note)
+    return table(title, [], rows)
 
 
 def bars(title: str, values: Mapping[str, float], note: str = "") -> Html:

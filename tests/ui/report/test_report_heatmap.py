@@ -24,7 +24,7 @@ MAPS = {
 
 @pytest.fixture
 def root():
-    return parse(heatmaps_section([HeatmapPanel("Recall", ROWS, COLUMNS, MAPS, "recall@10", "a note")]))
+    return parse(heatmaps_section([HeatmapPanel("Recall", ROWS, COLUMNS, MAPS, "recall@10")]))
 
 
 def cells(figure):

@@ -54,11 +54,11 @@ def make_page(word: str = "", sets: bool = False) -> Page:
     def query(kind: int) -> QueryPanel:
         names = ("unweighted", "weighted")
         rows = [Row(f"{name}{word}", some(kind, 1), some(kind, -1), word) for name in names]
-        more = {"predicted": f"label{kind}{word}", "note": f"note{word}"}
+        more = {"predicted": f"label{kind}{word}"}
         return QueryPanel(item(900 + kind, kind), rows, **more)
 
     groups = [f"block{i // 4}{word}.layer{i}" for i in range(16)]
-    notes = {"objective": [0.1, 0.2], "objective_label": f"objective{word}", "note": word}
+    notes = {"objective": [0.1, 0.2], "note": word}
     weights = [
         WeightsPanel(groups, np.ones(16), name=f"{name}{word}", **notes) for name in ("subject", "style")
     ]
@@ -70,7 +70,7 @@ def make_page(word: str = "", sets: bool = False) -> Page:
         cards=[Card(f"Card{word}", f"41{word}", f"remark{word}")],
         queries=[query(kind) for kind in range(3)],
         weights=weights if sets else weights[0],
-        heatmaps=[HeatmapPanel(f"Map{word}", [f"r{word}"], [f"c{word}"], maps, f"recall{word}", word)],
+        heatmaps=[HeatmapPanel(f"Map{word}", [f"r{word}"], [f"c{word}"], maps, f"recall{word}")],
         mislabelled=MislabelPanel(some(0, 1), curves, 100, 10, f"influence{word}", word),
         tables=[ResultTable(f"ResultTable{word}", [f"column{word}"], [[f"cell{word}"]], f"note{word}")],
         steps=[Step(f"step{word}", 2.0, f"remark{word}")],

@@ -28,7 +28,7 @@ def points(root: Node) -> list[list[tuple[float, float]]]:
 
 def plot_bars(values, **kwargs) -> Node:
     bars = [Bar(float(value), f"layer{index}", **kwargs) for index, value in enumerate(values)]
-    return parse(bar_plot(bars, title="weights", reference=1.0, reference_label="uniform"))
+    return parse(bar_plot(bars, title="weights"))
 
 
 @pytest.mark.parametrize("amount", [1, 2, 10, 64, 65, 300])
@@ -75,7 +75,7 @@ def test_every_bar_is_named_until_names_no_longer_fit():
 
 def test_names_fit_below_and_long_ones_keep_their_end():
     bars = [Bar(1.0, "encoder." * 8 + "tail"), Bar(1.0, "x")]
-    root = parse(bar_plot(bars, title="w", reference=1.0, reference_label="uniform"))
+    root = parse(bar_plot(bars, title="w"))
     shown = root.all("text.bar-label")[0]
     assert shown.text.startswith("…")
     assert shown.text.endswith("encoder.tail")
@@ -85,7 +85,7 @@ def test_names_fit_below_and_long_ones_keep_their_end():
 def test_blocks_are_ruled_and_coloured():
     names = ["embedding"] + ["layer1"] * 6 + ["layer2"] * 6
     bars = [Bar(1.0, "x", block=name) for name in names]
-    root = parse(bar_plot(bars, title="w", reference=1.0, reference_label="uniform"))
+    root = parse(bar_plot(bars, title="w"))
     tones = [(bar.classes - {"mark-bar"}).pop() for bar in root.all("rect.mark-bar")]
     assert tones == ["tone-0"] + ["tone-1"] * 6 + ["tone-2"] * 6
     assert [label.text for label in root.all("text.block-label")] == [
@@ -100,7 +100,7 @@ def test_blocks_are_ruled_and_coloured():
 
 def test_colours_come_round():
     bars = [Bar(1.0, "x", block=f"block{index}") for index in range(8)]
-    root = parse(bar_plot(bars, title="w", reference=1.0, reference_label="uniform"))
+    root = parse(bar_plot(bars, title="w"))
     tones = [(bar.classes - {"mark-bar"}).pop() for bar in root.all("rect.mark-bar")]
     assert tones == [f"tone-{index % 6}" for index in range(8)]
 
@@ -177,5 +177,5 @@ def test_ticks_are_few_and_inside(low, width):
 def test_bad_curves_are_refused():
     refused("2 x and 1 y", Line, "a", [1, 2], [1])
     refused("0 x and 0 y", Line, "a", [], [])
-    refused("at least one bar", bar_plot, [], title="t", reference=1.0, reference_label="u")
+    refused("at least one bar", bar_plot, [], title="t")
     refused("at least one curve", line_plot, [], title="t", x_label="x", y_label="y")

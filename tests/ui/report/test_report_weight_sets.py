@@ -170,5 +170,5 @@ def test_ranks_do_not_run_into_each_other():
     values = np.ones(256)
     values[[100, 101, 102, 200]] = [5.0, 7.0, 6.0, 4.0]
     bars = [Bar(float(v), "x", above={7.0: "1", 6.0: "2", 5.0: "3", 4.0: "4"}.get(v, "")) for v in values]
-    plot = parse(bar_plot(bars, title="w", reference=1, reference_label="one", compact=True))
+    plot = parse(bar_plot(bars, title="w", compact=True))
     assert [label.text for label in plot.all("text.above")] == ["1", "4"]  # the highest of three neighbours

@@ -28,7 +28,7 @@ from unde.ui.report.items import (
     picture,
     same,
 )
-from unde.ui.report.tables import legend, note, section, terms
+from unde.ui.report.tables import legend, section, terms
 from unde.ui.report.tokens import key
 
 RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
@@ -84,7 +84,6 @@ class QueryPanel:
     query: Item
     rows: Sequence[Row]
     predicted: int | str | None = None
-    note: str = ""
     asked: int | str | None = None
     right: bool | None = None
 
@@ -257,7 +256,6 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
             else None,
             passage(query.text) if query.text is not None else None,
             terms("facts", facts) if facts else None,
-            note(panel.note),
         ),
         el(
             f"div.{_layout(panel)}",

@@ -17,6 +17,7 @@ TONES = 6  # colours that blocks cycle through: .tone-0 … .tone-5 in the style
 _LABELLED_BARS = 64  # up to here every bar carries its name; beyond, blocks and tooltips do
 CHARACTER = 6.3  # width of a character of the plots' 11 px text, generously
 _LONGEST_LABEL = 30
+_UNIFORM = "uniform"  # the label of the line at 1
 _COMPACT = 540.0  # width of a plot that stands beside another one
 _MAX_POINTS = 600  # a curve drawn a few hundred pixels wide needs no more
 
@@ -34,13 +35,11 @@ class Bar:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One curve by its points; `low` and `high` bound a band around it."""
+    """One curve by its points."""
 
     name: str
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
-    low: Sequence[float] | np.ndarray | None = None
-    high: Sequence[float] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or not len(self.x):
@@ -100,17 +99,15 @@ def bar_plot(
     bars: Sequence[Bar],
     *,
     title: str,
-    reference: float = 1.0,
-    reference_label: str = "uniform",
     highest: float | None = None,
     compact: bool = False,
 ) -> Html:
-    """Bars in order, coloured by block, with a reference line across them.
+    """Bars in order, coloured by block, with a line across them at 1, which is uniform.
 
     `highest` is the end of the axis (default: the highest bar). A `compact` plot fits beside another one and names
     its bars by tooltips only.
 
-    >>> plot = bar_plot([Bar(0.5, "conv"), Bar(1.5, "fc")], title="w", reference=1, reference_label="one")
+    >>> plot = bar_plot([Bar(0.5, "conv"), Bar(1.5, "fc")], title="w")
     >>> plot.count('<rect class="mark-bar')
     2
     """
@@ -119,12 +116,12 @@ def bar_plot(
     blocks = any(bar.block for bar in bars)
     labelled = len(bars) <= _LABELLED_BARS and not compact
     longest = max(len(_shorten(bar.label)) for bar in bars)
-    left, right = 40.0, len(reference_label) * CHARACTER + 14
+    left, right = 40.0, len(_UNIFORM) * CHARACTER + 14
     slots = _COMPACT - left - right if compact else min(1100.0 - left - right, max(300.0, len(bars) * 26.0))
     width = left + slots + right
     top, plot_height = (46.0 if blocks else 22.0), (140.0 if compact else 190.0)
     height = top + plot_height + (longest * CHARACTER + 16 if labelled else 10)
-    ceiling = max(reference, *(bar.value for bar in bars)) if highest is None else highest
+    ceiling = max(1.0, *(bar.value for bar in bars)) if highest is None else highest
     frame = PlotFrame(left, left + slots, top, top + plot_height, (0, len(bars)), (0, ceiling * 1.02))
     tones = block_tones([bar.block for bar in bars])
     bars = _legible(bars, frame.x(1) - frame.x(0))
@@ -136,8 +133,8 @@ def bar_plot(
         grid_lines(frame),
         _block_heads(bars, frame, tones) if blocks else None,
         [_bar(bar, index, frame, tones[bar.block], labelled) for index, bar in enumerate(bars)],
-        stroke("reference", frame.left, frame.y(reference), frame.right, frame.y(reference)),
-        caption("reference-label", frame.right + 6, frame.y(reference) + 4, reference_label),
+        stroke("reference", frame.left, frame.y(1), frame.right, frame.y(1)),
+        caption("reference-label", frame.right + 6, frame.y(1) + 4, _UNIFORM),
     )
 
 
@@ -190,11 +187,10 @@ def line_plot(
     y_label: str,
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
-    x_ticks: Sequence[tuple[float, str]] | None = None,
     diagonal: bool = False,
     size: tuple[float, float] = (400, 270),
 ) -> Html:
-    """Curves in one frame; ranges and the ticks of x default to those of the data.
+    """Curves in one frame; ranges default to those of the data.
 
     >>> line_plot([Line("w", [0, 1], [2, 3])], title="t", x_label="x", y_label="y").count("<polyline")
     1
@@ -214,14 +210,13 @@ def line_plot(
         "plot lines",
         grid_lines(frame, y_ticks),
         [
-            caption("tick", frame.x(tick), frame.bottom + 17, name, anchor="middle")
-            for tick, name in x_ticks or [(tick, number(tick)) for tick in ticks(*x_range)]
+            caption("tick", frame.x(tick), frame.bottom + 17, number(tick), anchor="middle")
+            for tick in ticks(*x_range)
         ],
         stroke("axis", frame.left, frame.bottom, frame.right, frame.bottom),
         caption("axis-label", (frame.left + frame.right) / 2, height - 6, x_label, anchor="middle"),
         caption("axis-label", 12, (frame.top + frame.bottom) / 2, y_label, anchor="middle", turned=True),
         stroke("diagonal", frame.left, frame.bottom, frame.right, frame.top) if diagonal else None,
-        [_band(line, index, frame) for index, line in enumerate(lines)],
         [_curve(line, index, frame) for index, line in enumerate(lines)],
     )
 
@@ -247,14 +242,6 @@ def _curve(line: Line, index: int, frame: PlotFrame) -> Html:
         return dot(f"dot line-{index % 3}", x, y, 3)
     path = " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
     return el(f"polyline.curve.line-{index % 3}", el("title", line.name), points=path)
-
-
-def _band(line: Line, index: int, frame: PlotFrame) -> Html | None:
-    if line.low is None or line.high is None:
-        return None
-    ends = [*zip(line.x, line.low), *reversed([*zip(line.x, line.high)])]
-    path = " ".join(f"{_short(frame.x(float(x)))},{_short(frame.y(float(y)))}" for x, y in ends)
-    return el(f"polygon.band.band-{index % 3}", points=path)
 
 
 def grid_lines(frame: PlotFrame, at: Sequence[float] | None = None) -> Iterator[Html]:
@@ -290,12 +277,10 @@ def caption(kind: str, x: float, y: float, words: str, anchor: str = "start", tu
     return el(f"text.{kind}", words, text_anchor=anchor, x=_short(x), y=_short(y), transform=turn)
 
 
-def rect(
-    kind: str, x: float, y: float, width: float, height: float, tip: str = "", rx: int | None = None
-) -> Html:
-    """A rectangle; `tip` is its tooltip, `rx` the radius of its corners."""
+def rect(kind: str, x: float, y: float, width: float, height: float, tip: str = "") -> Html:
+    """A rectangle; `tip` is its tooltip."""
     place = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
-    return el(f"rect.{kind}", el("title", tip) if tip else None, **place, rx=rx)
+    return el(f"rect.{kind}", el("title", tip) if tip else None, **place)
 
 
 def dot(kind: str, x: float, y: float, radius: int) -> Html:

@@ -277,7 +277,6 @@ class HeatmapPanel:
     columns: Sequence[str]
     maps: Mapping[str, object]  # (rows, columns) each
     measure: str = ""
-    note: str = ""
 
     def __post_init__(self) -> None:
         shape = (len(self.rows), len(self.columns))
@@ -318,7 +317,6 @@ def _heatmap(panel: HeatmapPanel) -> Html:
     return el(
         "div.heat-panel",
         el("h3", panel.title),
-        note(panel.note),
         _heat_scale(panel),
         el("div.maps", [_heat_table(panel, name) for name in panel.maps]),
     )

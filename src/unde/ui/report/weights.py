@@ -42,8 +42,6 @@ class WeightsPanel:
     values: Sequence[float] | np.ndarray
     blocks: Sequence[str] | None = None
     objective: Sequence[float] | np.ndarray | None = None
-    objective_label: str = "objective"
-    objective_steps: str = "step"
     note: str = ""
     name: str = ""
 
@@ -293,10 +291,10 @@ def _code(name: str) -> Html:
 def _objective(panel: WeightsPanel) -> Html | None:
     if panel.objective is None or not len(panel.objective):
         return None
-    course, label = np.asarray(panel.objective), panel.objective_label
+    course, label = np.asarray(panel.objective), "objective"
     title = f"{label} while learning, from {number(course[0])} to {number(course[-1])}"
     line = Line(label, np.arange(1, len(course) + 1), course)
-    plot = line_plot([line], title=title, x_label=panel.objective_steps, y_label=label)
+    plot = line_plot([line], title=title, x_label="step", y_label=label)
     caption = f"{number(course[0], 4)} at the start, {number(course[-1], 4)} at the end."
     return el("figure", el("h4", "Course of learning"), plot, el("figcaption", caption))
 
