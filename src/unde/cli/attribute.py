@@ -154,8 +154,8 @@ def attribute(
     opened = None if index is None else project.index(index, worker.executor(), uncalibrated=uncalibrated)
     ids = getattr(project.setup.train_data, "ids", project.setup.ids) if opened is None else opened.ids
     named = None if by == "example" else project.sources(by, ids)  # refused before anything is computed
-    built = methods.parse(method or "ekfac") if opened is None else methods.on_index(method, opened.method)
-    selection = select_queries(project, built, query or [], queries)
+    built = methods.parse(method or "ekfac") if opened is None else opened.method
+    selection = select_queries(project, built, method, query or [], queries)
     rows = selection.rows  # nothing is learned or measured: they may be training data
     scores: GroupScores | ExactScores
     if opened is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unde import console
+from unde import console, methods
 from unde.cli.options import ModelOptions
 from unde.data import Rows
 from unde.devices import move
@@ -216,11 +216,11 @@ class QuerySelection:
 
 
 def select_queries(
-    project: Project, method: Method, query: Sequence[str], queries: str | None
+    project: Project, built: Method, method: str | None, query: Sequence[str], queries: str | None
 ) -> QuerySelection:
     """Select what `--query` and `--queries` name, or the eval_queries of the setup.
 
-    `method` is the one to score with: Journey-TRAK wants trajectories.
+    `built` is the method of the index and `method` another to score with: Journey-TRAK wants trajectories.
     """
     if project.source is not None:
         rows = project.queries("eval")
@@ -229,7 +229,7 @@ def select_queries(
             return QuerySelection(rows, ["your text"] if len(rows) == 1 else project.names("eval"))
         selection = QuerySelection(rows, project.names("eval"))
     elif queries not in (None, "learn", "eval"):
-        _use_samples(project, Path(queries).expanduser(), method)
+        _use_samples(project, Path(queries).expanduser(), methods.on_index(method, built))
         selection = QuerySelection(project.queries("eval"))
     elif queries is None and query and not _positions(query):
         return _from_text(project, query)

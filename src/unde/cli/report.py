@@ -73,7 +73,6 @@ def report(
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
-    from unde import methods
     from unde.cli.project import Project, cached_scores, load_weights, select_queries
     from unde.data import Rows
     from unde.evaluate.sources import source_shares
@@ -91,7 +90,7 @@ def report(
     opened = project.index(index, uncalibrated=uncalibrated)
     sources = None if by is None else project.sources(by, opened.ids)
     asked = query or []
-    everything = select_queries(project, methods.on_index(method, opened.method), asked, queries)
+    everything = select_queries(project, opened.method, method, asked, queries)
     selection = everything.first(first or len(asked) or 12)
     rows = selection.rows
     answers = label_predictions(setup, rows)  # refuses names of classes that do not fit, at once
