@@ -27,7 +27,7 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     opened.score((x[:1], y[:1])).total()
     want = index.score((x, y)).total()
     passes.clear()
-    for name in ("feature_runner.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
+    for name in ("feature_runner.fingerprints", "feature_runner.plan_coverage", "feature_runner.make_units"):
         monkeypatch.setattr(f"unde.index.{name}", lambda *a, name=name: pytest.fail(f"{name} again"))
     for i in range(1, 5):
         one = opened.score((x[i : i + 1], y[i : i + 1])).total()
