@@ -238,7 +238,10 @@ def test_the_three_roles_stay_apart(project):
             "a:b and --hf-model: give MODULE:FUNCTION, or",
         ),
         ("attribute a:b --index idx --seq-len 3", "a:b and --seq-len: give MODULE:FUNCTION, or"),
-        ("attribute a:b --index idx --query x", "queries as texts go with --hf-model: a:b brings its own"),
+        (
+            "evaluate a:b --index idx --queries eval.jsonl --bank b.npz",
+            "queries as texts go with --hf-model: a:b brings its own",
+        ),
         (
             "learn a:b --index idx --queries learn.jsonl",
             "queries as texts go with --hf-model: a:b brings its own",
@@ -255,7 +258,7 @@ def test_the_three_roles_stay_apart(project):
         ("attribute --index idx", 'nothing to attribute: give --query "some text", or --queries FILE.jsonl'),
         (
             "attribute --index idx --query x --queries eval.jsonl",
-            "--query and --queries: give one of the two",
+            "--query 'x' with --queries: expected a number, which of them",
         ),
         ("attribute --index nowhere --query x", "no folder nowhere: make an index with unde build"),
         (
