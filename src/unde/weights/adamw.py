@@ -22,7 +22,7 @@ from torch import Tensor
 from unde import console
 from unde.devices import double_device, put
 from unde.weights.contributions import Blocks
-from unde.weights.objective import Fit, WeightProblem, objective, selection, zero_contributions_error
+from unde.weights.objective import Fit, WeightProblem, selection, zero_contributions_error
 
 INIT = 0.01  # standard deviation of the raw weights at the start
 _BETAS = (0.9, 0.999)
@@ -96,14 +96,25 @@ def _ascent(
     query need not be in memory.
     """
     data, positive = problem.data, None if problem.positives is None else int(problem.positives[query])
-    if not data.source.method.linear:
-        return _ascent_by_autograd(problem, ks, query, blocks, w)
-    groups = w.shape[1]
-    scores = torch.cat([(groups * w).to(c) @ c.T for _, c in blocks], dim=1)  # (B, N), of weights of mean one
+    groups, source, row = w.shape[1], data.source, slice(query, query + 1)
+    weights = put(groups * w, data.device, torch.float32)  # of mean one
+
+    def final(train: slice, c: Tensor, weights: Tensor) -> Tensor:
+        linear = weights.to(c) @ c.T  # (B, n)
+        if source.method.linear:
+            return linear
+        return torch.cat([source.finish(s[None], v.to(c), row, train) for s, v in zip(linear, weights)])
+
+    with torch.no_grad():
+        scores = torch.cat([final(train, c, weights) for train, c in blocks], dim=1)  # (B, N)
     values, pull, unit = ratio_slopes(scores, ks, problem.objective, positive)
     slope = torch.zeros(w.shape, device=data.device)
     for train, c in blocks:
-        slope += pull[:, train] @ c
+        if source.method.linear:
+            slope += pull[:, train] @ c
+        else:
+            v = weights.clone().requires_grad_()
+            slope += torch.autograd.grad((final(train, c, v) * pull[:, train]).sum(), v)[0]
     slope, unit = (put(x, data.device, torch.float64) for x in (slope, unit))
     return values, groups * slope / unit
 
@@ -123,26 +134,3 @@ def ratio_slopes(
     inverse = torch.where(norm > 0, 1 / norm, 0.0)
     value = mean * inverse
     return value[:, 0], (chosen - value * inverse * scaled) * inverse, unit
-
-
-def _ascent_by_autograd(
-    problem: WeightProblem, ks: Tensor, query: int, blocks: Blocks, w: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same for methods whose score is not a sum over groups."""
-    data, groups = problem.data, w.shape[1]
-    values = torch.empty(len(w), device=data.device)
-    slopes = torch.zeros(w.shape, device=data.device)
-    rows, finish = slice(query, query + 1), data.source.finish
-    positive = None if problem.positives is None else problem.positives[query : query + 1]
-    for b, (k, raw) in enumerate(zip(ks.tolist(), put(groups * w, data.device, torch.float32))):
-        weights = raw.requires_grad_()
-        with torch.no_grad():
-            parts = [finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0] for train, c in blocks]
-        scores = torch.cat(parts).requires_grad_()  # (N,)
-        value = objective(scores[None], k, problem.objective, positive)[0]
-        (pull,) = torch.autograd.grad(value, scores)  # (N,)
-        for train, c in blocks:
-            part = finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0]  # (n,)
-            slopes[b] += torch.autograd.grad(part @ pull[train], weights)[0]
-        values[b] = value.detach()
-    return values, groups * put(slopes, data.device, torch.float64)
