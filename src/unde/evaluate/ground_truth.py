@@ -15,7 +15,7 @@ from unde.evaluate.arrays import booleans
 from unde.evaluate.bank import Bank
 from unde.evaluate.calibration import spearman, standardize
 from unde.evaluate.estimate import Estimate
-from unde.evaluate.metrics import FEWEST_SUBSETS_TO_RESAMPLE, predict, rank_correlation
+from unde.evaluate.metrics import FEWEST_SUBSETS_TO_RESAMPLE, predict, rank_correlation, share_below
 
 FEWEST_HALVES = 4
 FEWEST_TO_SPLIT = 4  # queries of a fold, and wrong labels
@@ -146,9 +146,8 @@ class WrongLabels(Truth):
         values, wrong = kept[queries], self.marks[queries]
         out = np.full(len(values), np.nan)
         if wrong.any() and not wrong.all():
-            above = values[wrong][:, None] - values[~wrong]
-            share = (above > 0) + (above == 0) / 2
-            out[wrong], out[~wrong] = share.mean(1), share.mean(0)
+            out[wrong] = share_below(values[wrong], values[~wrong])
+            out[~wrong] = 1 - share_below(values[~wrong], values[wrong])
         return out
 
 

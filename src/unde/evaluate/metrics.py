@@ -294,10 +294,10 @@ def _placements(self_influence: Array, is_mislabeled: Array) -> tuple[np.ndarray
     if flags.all() or not flags.any():
         which = "mislabelled" if flags.all() else "correctly labelled"
         raise UndeError(f"all {len(flags)} examples are {which}: the area needs some of both kinds")
-    return _share_below(scores[flags], scores[~flags]), 1 - _share_below(scores[~flags], scores[flags])
+    return share_below(scores[flags], scores[~flags]), 1 - share_below(scores[~flags], scores[flags])
 
 
-def _share_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+def share_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """For each value, the share of the others that are smaller, equal ones counted half."""
     ordered = np.sort(others)
     smaller, upto = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
