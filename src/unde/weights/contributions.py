@@ -75,13 +75,13 @@ class Contributions:
         if self._cache is None and self._noise is None and isinstance(self.source, GroupScores):
             yield from self._weighted_totals(label, wanted, weights, query_bytes)
             return
-        finish, columns = self.source.finish, torch.stack(list(weights), dim=1).float()  # (M, c)
+        finish, rows = self.source.finish, torch.stack(list(weights)).float()  # (c, M)
         for span, blocks in self.sweep(label, wanted, query_bytes):
             wanted = put(span.wanted, self.device)
             scores = [torch.empty(len(wanted), self.examples, device=self.device) for _ in weights]
             for train, block in blocks:
-                linear = block @ columns.to(block)  # (q, n, c)
-                for w, part, out in zip(weights, linear.unbind(2), scores):
+                linear = torch.bmm(rows.to(block).expand(len(block), -1, -1), block.mT)  # (q, c, n)
+                for w, part, out in zip(weights, linear.unbind(1), scores):
                     out[:, train] = finish(part, w.to(block), span.queries, train)[wanted]
             yield span, scores
 

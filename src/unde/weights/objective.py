@@ -142,7 +142,9 @@ def select(problem: WeightProblem, weights: Tensor) -> tuple[Tensor, Tensor]:
         for train, block in blocks:
             wanted = put(span.wanted, block.device)
             if positives is None:
-                ranking = (block @ weights.to(block))[wanted]  # (q, n)
+                ranking = torch.bmm(weights.to(block).expand(len(block), 1, -1), block.mT)[
+                    wanted, 0
+                ]  # (q, n)
             else:  # the known positive comes first, and k is 1
                 known = torch.arange(train.start, train.stop) == positives[:, None]
                 ranking = put(known, block.device, block.dtype)
