@@ -183,12 +183,22 @@ def cut(batch, generator):
     return batch[0][: 3 + int(torch.randint(3, (), generator=generator))], batch[1]
 
 
+def masked(batch, generator):
+    x, y = batch
+    return {"x": x, "y": y} | ({"mask": y >= 0} if int(torch.randint(2, (), generator=generator)) else {})
+
+
+def masked_loss(model, batch):
+    return cross_entropy(model, (batch["x"], batch["y"]))
+
+
 REFUSED = [
     ({"model": partial(make, kind=Dropping)}, "random"),
     ({"model": partial(make, kind=Replacing)}, "another tensor in place of the buffer 'seen'"),
     ({"optimizer": lambda p: torch.optim.Rprop(p)}, "Rprop is not known to step each number by itself"),
     ({"prepare": lambda batch, generator: (*batch, "a word")}, "batches hold a str"),
     ({"prepare": cut}, "their batches have shapes"),
+    ({"loss": masked_loss, "prepare": masked}, "their batches have different columns"),
 ]
 
 

@@ -86,7 +86,12 @@ def test_results_are_kept_and_resumed(tmp_path):
         result.values["scores"], counterfactual(NEAR, train, utility, **options).values["scores"]
     )
     assert len(trained) == result.trainings  # all were there
-    refused("another plan", counterfactual, -NEAR, train, utility, **options)
+    assert counterfactual(-NEAR, train, utility, **options).trainings == result.trainings  # beside the first
+    np.testing.assert_array_equal(
+        result.values["scores"], counterfactual(NEAR, train, utility, **options).values["scores"]
+    )
+    assert len(trained) == 2 * result.trainings
+    refused("another plan", counterfactual, NEAR, train, utility, **options | {"name": "another"})
 
 
 def test_choices_are_compared_with_random_ones():

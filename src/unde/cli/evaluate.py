@@ -129,7 +129,7 @@ class RemovalOptions:
         excess = result.excess(name, most)
         if excess.mean <= (excess.ci95_total or excess.ci95):
             console.note(
-                f"removing the top {most} of {name} does no more than removing random ones, beyond doubt: try a larger "
+                f"removing the top {most} of {name} does not do significantly more than random removals: try a larger "
                 "--k, --of set, or unde calibrate to choose another method"
             )
 

@@ -168,6 +168,8 @@ def _stack(batches: list[Any]) -> Any:
             raise Unstackable(f"their batches have shapes {sorted({tuple(b.shape) for b in batches})}")
         return torch.stack(batches)
     if isinstance(first, Mapping):
+        if any(b.keys() != first.keys() for b in batches):  # such as a mask where texts differ in length
+            raise Unstackable("their batches have different columns")
         return {name: _stack([b[name] for b in batches]) for name in first}
     if isinstance(first, (tuple, list)):
         return tuple(_stack(list(column)) for column in zip(*batches, strict=True))

@@ -113,13 +113,23 @@ class ExplicitSubsets(SubsetPlan):
 
     members: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.uint8))  # (S, N), packed along N
     model_seeds: Sequence[int] = ()
+    digest: str = ""  # of both
 
     @classmethod
     def of(cls, name: str, masks: Sequence[np.ndarray], seeds: Sequence[int], seed: int) -> ExplicitSubsets:
         packed = np.packbits(np.stack(masks), axis=1)
         digest = hashlib.sha256(packed.tobytes() + np.asarray(seeds, "<i8").tobytes()).hexdigest()[:16]
         return cls(
-            f"{name}, subsets {digest}", len(masks[0]), len(masks), 0.5, seed, 1, None, packed, tuple(seeds)
+            f"{name}, subsets {digest}",
+            len(masks[0]),
+            len(masks),
+            0.5,
+            seed,
+            1,
+            None,
+            packed,
+            tuple(seeds),
+            digest,
         )
 
     @property
