@@ -12,13 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import pages
+from refusals import refused
 from unde import Index, Setup, tasks
 from unde.data import Rows
 from unde.evaluate import baseline_scores
 from unde.methods import DAS, TRAK, LoGRA, TracIn
 from unde.ui.explorer import Session
 from unde.ui.explorer.baselines import Baselines
-from unde.ui.explorer.ranking import ScoreCache, Sliders
+from unde.ui.explorer.ranking import ScoreCache, Sliders, move_sliders
 
 EVAL = {"kind": "eval", "at": 0}
 
@@ -108,7 +109,23 @@ def test_blocks_of_groups_keep_their_proportions():
     moved = sliders.weights(base, values)
     assert moved[3:6].tolist() == [2, 2, 2] and moved[6:9].tolist() == [12, 14, 16]
     assert torch.equal(moved[9:], base[9:])
-    assert len(Sliders.for_groups([f"p{i}" for i in range(100)]).names) == 24
+    assert sliders.names[:2] == ["layers.0", "layers.1"] and sliders.members[0] == ["q", "k", "v"]
+    many = Sliders.for_groups([f"model.part.p{i}" for i in range(100)])
+    assert (
+        len(many.names) == 24 and many.names[0] == "part.p0 … part.p4" and many.members[0][:2] == ["p0", "p1"]
+    )
+
+
+def test_a_group_of_a_block_is_moved_by_itself():
+    sliders = Sliders.for_groups([f"net.layers.{i}.{n}" for i in range(10) for n in ("q", "k", "v")])
+    base = torch.arange(30.0)
+    values = [*sliders.means(base).tolist()]
+    values[1], values[2] = [5, 0.5, 0], 2 * values[2]
+    moved = move_sliders(sliders, base, values)
+    assert moved[3:6].tolist() == [5, 0.5, 0] and moved[6:9].tolist() == [12, 14, 16]
+    assert torch.equal(moved[:3], base[:3]) and torch.equal(moved[9:], base[9:])
+    for wrong in ([1, 2], [1, 2, -1], [1, 2, [3]], [1, 2, True], [1, 2, float("nan")]):
+        refused("expected 10 numbers from 0", move_sliders, sliders, base, [wrong, *values[1:]])
 
 
 def test_a_set_of_queries_is_its_mean_and_a_contrast(pictures):

@@ -12,6 +12,7 @@ import torch
 
 import pages
 from unde import UndeError
+from unde.ui.explorer import Session
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -132,6 +133,29 @@ def test_asking_sliding_and_a_link(browser, pictures):
         same(ranked(other, 1), cosine)
         other.go_back()
         until(other, "document.querySelector('#subtitle').textContent.includes('trak')")
+
+
+def test_a_block_opens_to_its_groups(browser, classifier, monkeypatch):
+    monkeypatch.setattr("unde.ui.explorer.ranking.SLIDERS", 2)  # three groups: a block of two, and one
+    session = Session(classifier.index, classifier.setup)
+    [scores] = [session.index.score([session.roles["eval"].rows[0]])]
+    with pages.client(session) as client, tabs(browser, 2) as (tab, other):
+        opened(tab, client, EVAL)
+        assert tab.locator("#slider-0-1").count() == 0
+        tab.locator("#weighing summary", has_text="2 groups").click()
+        for which, value, w in (
+            ("0-1", 0, [1, 0, 1]),
+            (0, 2, [4, 0, 1]),
+            ("0-1", 1.5, [4, 1.5, 1]),
+            (1, 0, [4, 1.5, 0]),
+        ):
+            slide(tab, which, value)
+            same(ranked(tab, 1), scores.total(torch.tensor(w, dtype=torch.float32))[0])
+        assert float(tab.locator("#slider-0").input_value()) == pytest.approx(2.75)
+        tab.wait_for_url("**values=*1.5*")
+        other.goto(tab.url)
+        answered(other)
+        same(ranked(other, 1), scores.total(torch.tensor([4, 1.5, 0]))[0])
 
 
 def test_labels_sets_and_the_other_direction(browser, pictures):

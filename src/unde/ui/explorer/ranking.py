@@ -45,6 +45,7 @@ class Sliders:
 
     names: list[str]
     of: Tensor  # (M,): the slider of each group
+    members: list[list[str]]  # the groups of each slider, without what their names have in common
 
     @classmethod
     def for_groups(cls, groups: Sequence[str]) -> Sliders:
@@ -55,17 +56,19 @@ class Sliders:
         >>> Sliders.for_groups([f"layers.{i}.{n}" for i in range(12) for n in "kqv"]).of[:4].tolist()
         [0, 0, 0, 1]
         """
-        if len(groups) <= SLIDERS:
-            short = short_names(groups)
-            return cls([short[name] for name in groups], torch.arange(len(groups)))
-        blocks = unet_stages(groups) or block_names(groups) or list(groups)
-        names = list(dict.fromkeys(blocks))
-        if len(names) > SLIDERS:
-            of = torch.arange(len(groups)) * SLIDERS // len(groups)
-            ends = [(of == b).nonzero()[[0, -1], 0].tolist() for b in range(SLIDERS)]
-            return cls([f"{groups[a]} … {groups[b]}" if a < b else groups[a] for a, b in ends], of)
-        short = short_names(names)
-        return cls([short[name] for name in names], torch.tensor([names.index(b) for b in blocks]))
+        few = len(groups) <= SLIDERS
+        blocks = list(groups) if few else unet_stages(groups) or block_names(groups) or list(groups)
+        if len(set(blocks)) > SLIDERS:
+            of, short = [i * SLIDERS // len(groups) for i in range(len(groups))], short_names(groups)
+            runs = [[short[groups[i]] for i in range(len(groups)) if of[i] == b] for b in range(SLIDERS)]
+            names = [f"{run[0]} … {run[-1]}" if len(run) > 1 else run[0] for run in runs]
+        else:
+            short, number = short_names(blocks), {name: b for b, name in enumerate(dict.fromkeys(blocks))}
+            of, names = [number[name] for name in blocks], [short[name] for name in number]
+        members = [
+            _without_prefix([groups[i] for i, b in enumerate(of) if b == s]) for s in range(len(names))
+        ]
+        return cls(names, torch.tensor(of), members)
 
     def means(self, weights: Tensor) -> Tensor:
         """(B,): where the sliders stand under some weights."""
@@ -163,15 +166,38 @@ def scored(at: int, value: float) -> dict[str, Any]:
 
 
 def move_sliders(sliders: Sliders, base: Tensor, values: Any) -> Tensor:
-    """(M,) weights of what the page says: None for none moved, else a number for each slider."""
+    """(M,) weights of what the page says: None, or for each slider a number or those of its groups."""
     if values is None:
         return base
-    numbers = isinstance(values, list) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= LARGEST for v in values
-    )
-    if not numbers or len(values) != len(sliders.names):
-        raise UndeError(f"weights of the page: expected {len(sliders.names)} numbers from 0 to {LARGEST:g}")
-    return sliders.weights(base, torch.tensor(values, dtype=torch.float32))
+    sizes = [len(groups) for groups in sliders.members]
+    if not isinstance(values, list) or len(values) != len(sizes) or not all(map(_is_place, values, sizes)):
+        raise UndeError(f"weights of the page: expected {len(sizes)} numbers from 0 to {LARGEST:g}")
+    blocks = [sum(v) / len(v) if isinstance(v, list) else v for v in values]
+    w = sliders.weights(base, torch.tensor(blocks, dtype=torch.float32))
+    for b, single in enumerate(values):
+        if isinstance(single, list):
+            w = w.masked_scatter(sliders.of == b, torch.tensor(single, dtype=w.dtype))
+    return w
+
+
+def _is_place(value: Any, size: int) -> bool:
+    """Whether a slider can stand there, or each of its groups."""
+    if isinstance(value, list):
+        return len(value) == size and all(_is_place(v, 0) and not isinstance(v, list) for v in value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _without_prefix(names: Sequence[str]) -> list[str]:
+    """Names without the first parts that all of them share.
+
+    >>> _without_prefix(["h.0.attn.q", "h.0.mlp"]), _without_prefix(["h.0"])
+    (['attn.q', 'mlp'], ['0'])
+    """
+    paths = [name.split(".") for name in names]
+    shared = 0
+    while all(len(path) > shared + 1 and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    return [".".join(path[shared:]) for path in paths]
 
 
 MOST = 200  # queries, evenly spaced: each takes a pass of the model, once

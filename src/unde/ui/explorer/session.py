@@ -118,11 +118,15 @@ class Session:
             "kind": self.train.kind,
             "named": self.train.names is not None,
             "sliders": [
-                {"name": name, "groups": int(size)}
-                for name, size in zip(self.sliders.names, torch.bincount(self.sliders.of).tolist())
+                {"name": name, "groups": members}
+                for name, members in zip(self.sliders.names, self.sliders.members)
             ],
             "weights": {
-                name: {"values": self.sliders.means(base).tolist(), "uniform": bool((base == 1).all())}
+                name: {
+                    "values": self.sliders.means(base).tolist(),
+                    "groups": [base[self.sliders.of == b].tolist() for b in range(len(self.sliders.names))],
+                    "uniform": bool((base == 1).all()),
+                }
                 for name, base in self.bases.items()
             },
             "methods": [

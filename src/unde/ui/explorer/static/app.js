@@ -249,7 +249,8 @@ async function start() {
   about = await get("/api/session");
   restore();
   if (state.weights && !(state.weights in about.weights)) state.weights = null;
-  if (state.values && state.values.length !== about.sliders.length) state.values = null;
+  const fits = (v, b) => !Array.isArray(v) || v.length === about.sliders[b].groups.length;
+  if (state.values && (state.values.length !== about.sliders.length || !state.values.every(fits))) state.values = null;
   rows.prepare(about, opened);
   sliders.prepare(about, rank);
   controls.prepare(about, changed, () => { sliders.show(); note(true); rank(); }, () => { note(); rank(); });

@@ -24,7 +24,8 @@ export function restore() {
   state.minus = parsed("less", questions) ?? [];
   state.reverse = parsed("from", Number.isInteger);
   state.damping = parsed("damping", (x) => typeof x === "number");
-  state.values = parsed("values", (x) => Array.isArray(x) && x.every((v) => typeof v === "number"));
+  const numbers = (x) => Array.isArray(x) && x.every((v) => typeof v === "number");
+  state.values = parsed("values", (x) => Array.isArray(x) && x.every((v) => numbers([v]) || numbers(v)));
   const count = parsed("count", Number.isInteger);
   if (count !== null && count >= 1 && count <= 50) state.count = count;
   state.baselines = parsed("baselines", (x) => Array.isArray(x) && x.every((name) => typeof name === "string")) ?? [];
