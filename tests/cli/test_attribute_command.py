@@ -53,6 +53,21 @@ def test_lines_of_json_and_a_format_that_the_name_does_not_tell(built):
     assert [json.loads(line) for line in Path("top.txt").read_text().splitlines()] == lines
 
 
+def test_one_of_the_held_out_queries_by_its_number(built):
+    ask = ("attribute", built, "--index", "idx", "--top", 2, "--format", "json")
+    everything = json.loads(run(*ask))
+    few = json.loads(run(*ask, "--query", 7, "--query", 3))
+    assert [row["query_id"] for row in few] == [7, 7, 3, 3]
+    of = {q: [row["id"] for row in everything if row["query_id"] == q] for q in (3, 7)}
+    assert [row["id"] for row in few] == of[7] + of[3]
+    for query, said in (
+        ("15", "there are 15 queries, numbered from 0 to 14"),
+        ("hello", "'hello' is no file"),
+    ):
+        with pytest.raises(UndeError, match=said):
+            run(*ask, "--query", query)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

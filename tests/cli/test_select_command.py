@@ -82,3 +82,28 @@ def test_conversations_are_written_whole(tmp_path, monkeypatch):
     assert len(pytest.importorskip("datasets").load_from_disk("folder")) == 2
     refused("no target", run, "select --index idx --budget 2")
     refused("two or more", run, "select --index idx --target law.jsonl --budget 2 --compare --base model")
+
+
+def test_pieces_of_texts_keep_the_other_columns_and_the_model_itself_can_be_trained(tmp_path, monkeypatch):
+    hf_toy = pytest.importorskip("hf_toy")
+    monkeypatch.chdir(tmp_path)
+    hf_toy.save(tmp_path / "model")
+    texts = [" ".join(pair) for pair in zip(hf_toy.LINES, hf_toy.LINES[1:])]
+    rows = [{"id": f"d{i}", "text": text, "author": i % 2} for i, text in enumerate(texts)]
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hf_toy.write_jsonl(Path("law.jsonl"), hf_toy.LINES[:4])
+    hf_toy.write_jsonl(Path("new.jsonl"), ["Nothing like it was ever written here."])
+    run("build --hf-model model --data train.jsonl --seq-len 16 --out idx --method tracin")
+    ask = "select --index idx --target law.jsonl --budget 5 --duplicates 1 --out some.jsonl"
+    table = run(f"{ask} --compare --base model --epochs 1 --seeds 2", both=True)
+    assert "gain over random" in table
+    records = [json.loads(line) for line in Path("some.jsonl").read_text().splitlines()]
+    assert len(records) == 5  # a piece each
+    for record in records:
+        whole = rows[int(record["id"][1])]
+        assert record["author"] == whole["author"] and record["text"] in whole["text"] != record["text"]
+    refused(
+        "--base model is the model itself",
+        run,
+        "calibrate --index idx --queries new.jsonl --halves 4 --base model",
+    )

@@ -87,3 +87,12 @@ def test_rows_of_a_table_are_compared_by_their_values():
     setup = Setup(torch.nn.Linear(5, 2), Classification(), (x, torch.zeros(30).long()))
     (one,) = [o for o in find_overlaps(setup, setup.rows((x[7:8], torch.ones(1).long()))) if o.kind == EXACT]
     assert one.example == 7
+
+
+def test_capital_letters_that_become_two_characters_and_one_text_for_a_list():
+    train = ["İstanbul saw the army of the north in the year 1803 and wrote it down"]
+    (one,) = text_overlaps(
+        train, ["İİ He said: the army of the north in the year 1803, indeed"], span_words=8
+    )
+    assert one.passage == "the army of the north in the year 1803"
+    refused("train_texts is one text: expected a list", text_overlaps, train[0], train)

@@ -91,7 +91,7 @@ def test_prompts_with_completions(capsys):
     assert tok.decode(one["input_ids"]) == "The state of the union is strong.<|endoftext|>"
     assert labelled(tok, two) == ["Peace.<|endoftext|>"]
     printed = capsys.readouterr().err
-    assert "the loss is on 'completion' alone" in printed and "'source' is not used" in printed
+    assert "the loss is on 'completion' alone" in printed and "the model does not read 'source'" in printed
     [named] = read([{"q": "The state of", "a": " the union"}], tok, text_field="q", target_field="a")
     assert labelled(tok, named) == [" the union<|endoftext|>"]
 

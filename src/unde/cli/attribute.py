@@ -143,6 +143,7 @@ def attribute(
     from unde.scoring import GroupScores
     from unde.scoring.data_splits import describe_trained
     from unde.scoring.documents import name_pieces
+    from unde.tasks import Classification
 
     format = _check_output(format, out, overwrite)
     whole_gradients.check(index, uncalibrated)
@@ -179,9 +180,11 @@ def attribute(
     inside = describe_trained(scores.trained_on(), wholes)
     if inside:
         console.note(inside)
+    if not selection.labelled and isinstance(project.setup.task, Classification):
+        console.note("labels of these queries are the predictions of the model")
     if by in ("example", "document"):
         best = with_texts(best, project.setup, rows, wholes, whole)
-    _give(best, format, out, by, opponents, named=not query)
+    _give(best, format, out, by, opponents, named=not query or selection.held_out is not None)
     if whole is not None and format == TABLE:
         _show_sources(source_shares(scores, whole, learned, queries=wholes), by)
 

@@ -65,12 +65,8 @@ def leaks(
     names = project.names("eval") or range(len(rows))
     review = LeakReview(opened, project.setup, rows, scores, overlaps, names)
     console.echo(review.summary)
-    lines = [
-        [str(r["query_id"]), r["kind"], f"{r['share']:.0%}", str(r["words"]), str(r["id"]), str(r["rank"])]
-        for r, _ in zip(review.table.rows(), range(_LINES))
-    ]
+    heads, lines = review.lines(_LINES)
     if lines:
-        heads = ["query", "overlap", "share", "words", "training example", "rank by influence"]
         console.show_table(f"The first {len(lines)} of {len(overlaps):,} overlaps", heads, lines)
     if csv is not None:
         review.table.save(csv, "csv")

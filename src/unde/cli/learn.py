@@ -235,7 +235,12 @@ def training(project: Project, how: str, **options: Any) -> Any:
 
         remote = project.source.trust_remote_code
         return fine_tuning(
-            project.setup, project.name, local=how == "local", trust_remote_code=remote, **options
+            project.setup,
+            project.name,
+            local=how == "local",
+            itself=how == "choice",
+            trust_remote_code=remote,
+            **options,
         )
     superfluous = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if superfluous:

@@ -133,16 +133,15 @@ class Project:
             raise unknown("queries", role, ("learn", "eval"))
         data = self.setup.learn_queries if role == "learn" else self.setup.eval_queries
         if data is None and self.source is not None:
-            other = "to evaluate" if role == "learn" else "to learn weights"
-            raise UndeError(
-                f"no queries: give texts that are not in the training data and not used {other} (--queries FILE.jsonl)"
-            )
+            raise UndeError("no queries: give texts to ask about (--queries FILE.jsonl)")
         if data is None:
             raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
         return self.setup.rows(data)
 
     def disjoint_queries(self, role: str) -> Rows:
         """The queries of a role, after checking that the roles share no example."""
+        if self.source is not None and self.setup.eval_queries is None and self.setup.learn_queries is None:
+            raise UndeError("no queries: give texts that are not in the training data (--queries FILE.jsonl)")
         queries, other = self.queries(role), "eval" if role == "learn" else "learn"
         name_of_role = f"{role}_queries" if self.source is None else "queries"
         digests = queries.digests()

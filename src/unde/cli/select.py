@@ -226,7 +226,7 @@ def _halves(queries: Mapping[str, Rows]) -> tuple[dict[str, Rows], dict[str, Row
 def _training(project: Project, **options: Any) -> Any:
     from unde.cli.learn import training
 
-    return training(project, "retrain", **options)
+    return training(project, "choice", **options)
 
 
 def _refuse_training_options(**options: Any) -> None:
@@ -257,9 +257,9 @@ def _head(rows: Any) -> list[dict[str, Any]]:
 
 
 def _records(chosen: Selection, project: Project) -> list[dict[str, Any]]:
-    """What is written of each chosen example: its record in the data, or its piece of a longer text.
+    """What is written of each chosen example: its record in the data; of a text its piece, with the other columns.
 
-    Records that are more than a text (conversations, prompts) are written whole, and once.
+    Conversations and prompts are written whole, and once.
     """
     setup, source = project.setup, project.source
     marks = [
@@ -268,22 +268,25 @@ def _records(chosen: Selection, project: Project) -> list[dict[str, Any]]:
     ]
     rows, indices = setup.rows(setup.train_data), chosen.indices.tolist()
     ids = [i if setup.ids is None else setup.ids[i] for i in indices]
-    records = {} if source is None else _source_records(str(source.data), source.text_field)
+    field = "text" if source is None or source.text_field is None else source.text_field
+    records = {} if source is None else _source_records(str(source.data), field)
     out: dict[Any, dict[str, Any]] = {}
     for i, name, mark in zip(indices, ids, marks):
-        record = records.get(str(name)) or records.get(str(name).rpartition(":")[0])
-        if record is None or set(record) - {"id"} <= {"text", (source and source.text_field) or "text"}:
-            text = setup.text(rows[i])
-            out[name] = {"id": name} | ({} if text is None else {"text": text}) | mark
-        else:
-            out.setdefault(str(name).rpartition(":")[0] or name, record | mark)
+        document = name if str(name) in records else str(name).rpartition(":")[0]
+        record = records.get(str(document), {})
+        piece = document != name and isinstance(record.get(field), str)  # of a plain text
+        if record and not (piece and source is not None and source.target_field is None):
+            out.setdefault(document, record | mark)
+            continue
+        text = setup.text(rows[i])
+        out[name] = record | {"id": name} | ({} if text is None else {field: text}) | mark
     return list(out.values())
 
 
-def _source_records(data: str, field: str | None) -> dict[str, dict[str, Any]]:
+def _source_records(data: str, field: str) -> dict[str, dict[str, Any]]:
     from unde.integrations.documents import columns_of, read_records
 
-    return {r.name: dict(r.fields) for r in read_records(data, columns_of(data) or [field or "text"])}
+    return {r.name: dict(r.fields) for r in read_records(data, columns_of(data) or [field])}
 
 
 def _write(out: StorePath, records: list[dict[str, Any]]) -> None:
@@ -335,4 +338,4 @@ def _compare(
     for name in result.targets:
         gain = result.gain("unde select", name)
         if gain.mean <= (gain.ci95_total or gain.ci95):
-            console.note(f"for {name}, the choice is no better than a random one beyond doubt")
+            console.note(f"for {name}, the choice is not significantly better than a random one")

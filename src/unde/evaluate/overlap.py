@@ -58,12 +58,12 @@ class Overlap:
     passage: str = ""
 
 
-def find_overlaps(setup: Setup, queries: Rows, *, span_words: int = SPAN_WORDS) -> list[Overlap]:
+def find_overlaps(setup: Setup, queries: Any, *, span_words: int = SPAN_WORDS) -> list[Overlap]:
     """Find queries that are in the training data of a setup, as a whole or in part.
 
     Args:
         setup: The setup; texts are those that `setup.text` gives, other examples are compared by their tensors.
-        queries: The queries.
+        queries: The queries, as data or rows.
         span_words: The shortest common run of words that is reported.
 
     Returns:
@@ -72,9 +72,9 @@ def find_overlaps(setup: Setup, queries: Rows, *, span_words: int = SPAN_WORDS) 
     Raises:
         UndeError: If `span_words` is less than 5, or the setup does not fit its data.
 
-    >>> find_overlaps(setup, setup.rows(setup.eval_queries))  # doctest: +SKIP
+    >>> find_overlaps(setup, setup.eval_queries)  # doctest: +SKIP
     """
-    train = setup.rows(setup.train_data)
+    train, queries = setup.rows(setup.train_data), setup.rows(queries)
     texts = setup.texts(train)
     query_texts = None if texts is None else setup.texts(queries)
     if texts is not None and query_texts is not None:
@@ -106,6 +106,9 @@ def text_overlaps(
     """
     if span_words < SHINGLE:
         raise UndeError(f"span_words={span_words}: expected at least {SHINGLE}")
+    for name, texts in (("train_texts", train_texts), ("query_texts", query_texts)):
+        if isinstance(texts, str):
+            raise UndeError(f"{name} is one text: expected a list of texts")
     index = _Shingles(train_texts)
     out: list[Overlap] = []
     for q, text in enumerate(query_texts):
@@ -133,7 +136,7 @@ class _Shingles:
         self.short = {tuple(numbers[i]): i for i in reversed(short)}
 
     def _numbers(self, text: str, new: bool = False) -> np.ndarray:
-        words = re.findall(r"\w+", text.lower())
+        words = [word.lower() for word in re.findall(r"\w+", text)]
         if new:
             return np.array([self.vocabulary.setdefault(w, len(self.vocabulary)) for w in words], np.int64)
         return np.array([self.vocabulary.get(w, -1 - i) for i, w in enumerate(words)], np.int64)
@@ -187,7 +190,7 @@ def _hashes(words: np.ndarray) -> np.ndarray:
 
 def _passage(text: str, start: int, length: int) -> str:
     """Some words of a text as they are written there."""
-    words = list(re.finditer(r"\w+", text.lower()))
+    words = list(re.finditer(r"\w+", text))
     return " ".join(text[words[start].start() : words[start + length - 1].end()].split())
 
 

@@ -62,8 +62,7 @@ def causal_examples(
         sequences = AnswerSequences(source, tokenizer, length, rows, text, target, loss_on)
     ignored = [repr(name) for name in columns if name not in {text, target, *_ALWAYS}]
     if ignored:
-        verb = "is" if len(ignored) == 1 else "are"
-        console.note(f"{source_name(source)}: {', '.join(ignored)} {verb} not used")
+        console.note(f"{source_name(source)}: the model does not read {', '.join(ignored)}")
     return sequences
 
 

@@ -50,6 +50,7 @@ def fine_tuning(
     lr: float | None = None,
     batch_size: int | None = None,
     local: bool = False,
+    itself: bool = False,
     trust_remote_code: bool = False,
 ) -> TrainingSpec:
     """The fine-tuning of a Hugging Face model, from its base checkpoint.
@@ -63,6 +64,7 @@ def fine_tuning(
         lr: The learning rate at the start.
         batch_size: Examples in a step, over all devices and accumulation steps.
         local: Whether the training continues from the final model: then no base is needed.
+        itself: Whether `base` may be the model itself, which is then trained further on other data.
         trust_remote_code: Whether code that comes with the base is run.
 
     Raises:
@@ -72,7 +74,7 @@ def fine_tuning(
     arguments = read_arguments(folder, len(setup.rows(setup.train_data)))
     options = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     arguments = replace(arguments, **{name: value for name, value in options.items() if value is not None})
-    start = None if local else _start(folder, base, trust_remote_code)
+    start = None if local else _start(folder, base, itself, trust_remote_code)
     console.note(f"training: {arguments}" + ("" if start is None else f", from {start.base}"))
     return TrainingSpec(
         model=start or _unused,
@@ -140,7 +142,7 @@ class BaseModel:
         return peft.get_peft_model(model, config)
 
 
-def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel:
+def _start(folder: Path, base: str | None, itself: bool, trust_remote_code: bool) -> BaseModel:
     adapter, start = folder / _ADAPTER, base
     if start is None:
         key = "base_model_name_or_path" if adapter.is_file() else "_name_or_path"
@@ -148,10 +150,15 @@ def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel
             start = read_json(adapter if adapter.is_file() else folder / _CONFIG, follow=True).get(key)
     start = start if isinstance(start, str) and start else None
     same = start is not None and Path(start).is_dir() and Path(start).resolve() == folder.resolve()
-    if start is None or same or not (Path(start).expanduser().is_dir() or adapter.is_file() or base):
+    if base is not None and same and not itself:
+        raise UndeError(
+            f"--base {base} is the model itself: name the checkpoint that its fine-tuning started from"
+        )
+    known = start is not None and (Path(start).expanduser().is_dir() or adapter.is_file() or base)
+    if start is None or not known or (same and base is None):
         raise UndeError(
             f"there is no way to train: {folder} does not say which checkpoint its fine-tuning started from. Name it "
-            "(--base DIR), or continue from the model as it is (--how local)"
+            "(--base DIR); unde calibrate can also continue from the model as it is (--how local)"
         )
     return BaseModel(os.path.expanduser(start), str(folder) if adapter.is_file() else None, trust_remote_code)
 

@@ -97,7 +97,10 @@ def name_pieces(names: Pieces | Sequence[Any], count: int, what: str) -> Pieces:
     """
     if not isinstance(names, Pieces):
         if isinstance(names, str) or not hasattr(names, "__len__"):
-            raise UndeError(f"a name for each of the {what} was expected, there is a {type(names).__name__}")
+            raise UndeError(
+                f"expected a list with a name for each of the {what}, got {names!r}; names of columns go with --by on "
+                "the command line"
+            )
         plain = [n.item() if hasattr(n, "item") else n for n in names]
         number: dict[Any, int] = {}
         of = [number.setdefault(name, len(number)) for name in plain]

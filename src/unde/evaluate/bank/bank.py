@@ -206,8 +206,8 @@ def train_subsets(
     """Train a model on each subset and measure it.
 
     Arguments are those of `Bank.run`, but for the `masks` (N,) bool and training `seeds` of each model, and for `path`,
-    a folder that results of models are kept in (None: a temporary one). Returns (S, Q) values of each named set of
-    queries.
+    a folder that results of models are kept in, one inside for each list of subsets (None: a temporary one). Returns
+    (S, Q) values of each named set of queries.
     """
     runner = get_executor(executor, threads=threads)
     name = name or f"{describe_function(train)}, {describe_function(utility)}"
@@ -216,7 +216,7 @@ def train_subsets(
         stack.enter_context(close_workers(executor, runner))
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if path is None else path
         at = place(folder)
-        parts = UnfinishedBank(at.absolute() if is_local(at) else at)
+        parts = UnfinishedBank((at.absolute() if is_local(at) else at) / plan.digest)
         results = stack.enter_context(parts.fill(plan.config()))
         job = TrainJob(plan, train, utility, threads, results, stacked)
         # Models of one size together: they can be stacked.

@@ -24,6 +24,10 @@ from unde.ui.report.tables import Card, ResultTable
 from unde.version import __version__
 
 _ROWS = 200  # of the table on the page
+_COLUMNS = {
+    "query": "query_id", "overlap": "kind", "share": "share", "words": "words", "training example": "id",
+    "rank by influence": "rank", "passage": "passage",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,12 @@ class LeakReview:
 
     @property
     def summary(self) -> str:
-        """How many queries are in the training data, in a sentence."""
+        """How many queries overlap with the training data, in a sentence."""
         parts = [counted(self.count(kind), kind) for kind in (EXACT, NEAR, SPAN) if self.count(kind)]
         if not parts:
-            return f"None of {len(self.queries):,} queries was found in the training data."
-        return f"{len(self.leaked):,} of {len(self.queries):,} queries are in the training data: {', '.join(parts)}."
+            return f"None of {len(self.queries):,} queries overlaps with the training data."
+        overlap = f"{len(self.leaked):,} of {len(self.queries):,} queries overlap with the training data"
+        return f"{overlap}: {', '.join(parts)}."
 
     @cached_property
     def totals(self) -> dict[int, Tensor]:
@@ -79,6 +84,17 @@ class LeakReview:
         columns = ["query", "query_id", "kind", "share", "words", "passage", "index", "id", "score", "rank"]
         return Table({name: [row[c] for row in rows] for c, name in enumerate(columns)})
 
+    def lines(self, count: int, passages: bool = False) -> tuple[list[str], list[list[Any]]]:
+        """Heads and cells of the first rows of the table for readers; words and passages are those of texts."""
+        texts = any(o.words for o in self.overlaps)
+        without = {"words", "passage"} if not texts else set() if passages else {"passage"}
+        columns = {head: name for head, name in _COLUMNS.items() if name not in without}
+        cells = [
+            {**row, "share": f"{row['share']:.0%}", "passage": row["passage"][:120]}
+            for row, _ in zip(self.table.rows(), range(count))
+        ]
+        return list(columns), [[str(row[name]) for name in columns.values()] for row in cells]
+
     def page(self, title: str, first: int, top: int = 5) -> Page:
         """The first queries with their overlaps and their strongest proponents."""
         view = ExampleView(self.setup)
@@ -91,29 +107,17 @@ class LeakReview:
             ]
             same = len({o.example for o in self.leaked[q]} & set(best.indices.tolist()))
             rows = [
-                Row("in the training data", found, note=self._describe(q)),
+                Row("overlaps", found, note=self._describe(q)),
                 Row("by influence", strongest, note=f"{same} of these are among the overlaps"),
             ]
             panels.append(QueryPanel(view.query(self.queries, q, self.names[q]), rows))
-        head = ["query", "overlap", "share", "words", "training example", "rank by influence", "passage"]
-        lines = [
-            [
-                str(r["query_id"]),
-                r["kind"],
-                f"{r['share']:.0%}",
-                r["words"],
-                str(r["id"]),
-                r["rank"],
-                r["passage"][:120],
-            ]
-            for r, _ in zip(self.table.rows(), range(_ROWS))
-        ]
+        head, lines = self.lines(_ROWS, passages=True)
         note = "Share: of a text the runs of 5 words that the training example holds too; of an image the correlation."
         return Page(
             title,
             f"{len(self.queries):,} queries, {len(self.index):,} training examples, {self.scores.method.name} scores",
             cards=[
-                Card("Queries in the training data", f"{len(self.leaked):,}", f"of {len(self.queries):,}"),
+                Card("Queries that overlap", f"{len(self.leaked):,}", f"of {len(self.queries):,}"),
                 *(Card(f"{kind.capitalize()}s", f"{self.count(kind):,}") for kind in (EXACT, NEAR, SPAN)),
             ],
             queries=panels,
