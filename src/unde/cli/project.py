@@ -284,7 +284,6 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     rows = Rows(examples, train.collate)
     predictions = label_predictions(setup, rows) if setup.ask.picture is None else None
     if predictions is not None:
-        console.note("labels of images are not known: asked about what the model predicts")
         pairs = zip(examples, predictions.predicted.tolist(), strict=True)
         rows = Rows([with_label(e, y) for e, y in pairs], train.collate)
     return QuerySelection(rows, [path.name for path in files], labelled=False)
