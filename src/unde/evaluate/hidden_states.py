@@ -211,6 +211,7 @@ def representation_distance(
     queries: Any,
     *,
     batch_size: int = 32,
+    collate: Collate | None = None,
 ) -> Tensor:
     """Compare queries and training examples in the features of an encoder.
 
@@ -220,6 +221,7 @@ def representation_distance(
         train_data: The training data.
         queries: The queries.
         batch_size: Examples in a batch.
+        collate: Function that makes a batch.
 
     Returns:
         (Q, N) negative Euclidean distances.
@@ -240,7 +242,7 @@ def representation_distance(
         return _features(encoder(batch), "the encoder", batch, len(r))
 
     with frozen_eval(module), torch.no_grad():
-        return _similarities(features, Rows(train_data), Rows(queries), batch_size, "l2")
+        return _similarities(features, Rows(train_data, collate), Rows(queries, collate), batch_size, "l2")
 
 
 def _similarities(
