@@ -92,6 +92,24 @@ def test_a_model_on_two_devices(tmp_path, pretended):
     assert pretended.counts[1].operations > 0
 
 
+@pytest.mark.parametrize("main", [0, 1])
+def test_a_model_that_accelerate_dispatched(main, tmp_path, pretended):
+    """Its hooks move the inputs of modules after other hooks have seen them: token ids and positions here."""
+    from accelerate import dispatch_model
+
+    names = ("wte", "wpe", "h.0", "h.1", "ln_f")
+    places = {f"transformer.{name}": f"pretended:{int(name in ('wpe', 'h.1'))}" for name in names}
+    model, task, rows = make("gpt2")
+    main_device = f"pretended:{main}"
+    model = dispatch_model(model, places | {"lm_head": "pretended:0"}, main_device=main_device)
+    options = {"method": "ekfac", "projection": "kron(4)"}
+    there = Index.build(model, task, rows, tmp_path / "there", progress=False, **options)
+    here = build("gpt2", tmp_path / "here", **options)
+    assert_near(stored(there), stored(here))
+    queries = rows.subset([0, 1])
+    assert_near(there.score(queries).total(), here.score(queries).total(), 1e-4)
+
+
 def test_half_precision_is_as_exact_as_its_format(tmp_path, device):
     exact = stored(build("llama", tmp_path / "float32", method="tracin"))
     _, task, rows = make("llama")

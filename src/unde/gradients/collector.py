@@ -224,10 +224,11 @@ class Collector:
         if isinstance(output, DeferredTensor):
             raise NotImplementedError(f"a deferred parameter reaches module {hooked.name!r}")
         arrange = partial(hooked.arrange, batch=self._batch)
-        if hooked.rule.whole:
-            x: Any = Call(_detach(args), _detach(dict(kwargs)), arrange)
-        else:
-            x = arrange((args[0] if args else next(iter(kwargs.values()))).detach())
+        # Accelerate's hooks move inputs later than this one sees them.
+        args, kwargs = map_tensors((args, dict(kwargs)), lambda t: t.detach().to(output.device))
+        x: Any = Call(args, kwargs, arrange)
+        if not hooked.rule.whole:
+            x = arrange(args[0] if args else next(iter(kwargs.values())))
         # In-place operations on a view would lose its hook; nobody else holds the tensor behind this one.
         fresh = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
         if not fresh.requires_grad:
@@ -277,10 +278,6 @@ class _ModuleFeatures:
         apart = projection.factored and len(left) == self.batch
         if not (apart and self.put_outer(unit, left, right)):
             self.put(unit, fold(outer(projection, left, right), self.batch))
-
-
-def _detach(tree: Any) -> Any:
-    return map_tensors(tree, Tensor.detach)
 
 
 def _newly_used(what: str) -> UndeError:
