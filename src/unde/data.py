@@ -242,7 +242,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda x: x.to(device, non_blocking=device.type != "cpu"))
 
 
-def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     """The batch with `change` applied to every tensor in it, in a fixed order.
 
     >>> map_tensors({"x": [torch.ones(2), "text"]}, torch.neg)

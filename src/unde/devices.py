@@ -6,7 +6,7 @@ Everything that differs between CUDA, ROCm, XPU, MPS and backends of others is h
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from unde.data import map_tensors
 from unde.errors import UndeError
 
 CPU = torch.device("cpu")
@@ -226,10 +227,10 @@ def upload(batches: Iterable[T], device: torch.device) -> Iterator[T]:
 def _copy_up(batch: Any, device: torch.device, side: Any) -> tuple[Any, Any]:
     """The batch on the device, and the event that says so; None if the stream that computes copies it too."""
     if side is None:
-        return _each(batch, lambda x: x.to(device, non_blocking=True)), None
+        return map_tensors(batch, lambda x: x.to(device, non_blocking=True)), None
     with _module(device.type).stream(side):
         # The allocator of pinned memory keeps what is copied from until it was.
-        copied = _each(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
+        copied = map_tensors(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
         return copied, side.record_event()
 
 
@@ -238,16 +239,16 @@ def _received(batch: T, device: torch.device, event: Any) -> T:
     if event is not None:
         here = _module(device.type).current_stream(device)
         here.wait_event(event)
-        _each(batch, lambda x: x.record_stream(here))
+        map_tensors(batch, lambda x: x.record_stream(here))
     return batch
 
 
-def _each(batch: Any, change: Callable[[Tensor], Any]) -> Any:
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, dict):
-        return {name: _each(x, change) for name, x in batch.items()}
-    return type(batch)(_each(x, change) for x in batch) if isinstance(batch, (list, tuple)) else batch
+def download(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the host, which waits once for all that are copied."""
+    down = {name: x.to(CPU, non_blocking=True) for name, x in tensors.items()}
+    for device in {x.device for x in tensors.values()}:
+        synchronize(device)
+    return down
 
 
 def mark(device: torch.device) -> Callable[[], None]:

@@ -28,46 +28,42 @@ def build_wide(folder, model, **options):
     return Index.build(model, Classification(), data(), folder, **options)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_weights_and_budget_are_the_most_that_is_taken(size, tmp_path, pretended):
+@pytest.mark.parametrize(("size", "projection"), [(2, "kron(4)"), (3, "kron(4)"), (6, "none")])
+def test_weights_and_budget_are_the_most_that_is_taken(size, projection, tmp_path, pretended):
     """In the check, the trial and the build; the check needs one set of gradients."""
     model = wide().to(pretended.NAME)
     budget = size * model_bytes(model)
     with pretended.limited(budget) as here:
         before = here.live
-        index = build_wide(tmp_path / "i", model, device_memory=budget)
+        index = build_wide(tmp_path / "i", model, device_memory=budget, projection=projection)
         assert here.peak - before <= budget
     assert index.manifest.resolved.pass_size > 1
 
 
-def answers(model, index, queries, budget):
-    """Of questions that compute gradients anew, and of weight learning."""
-    task = Classification()
-    yield (
-        "attribute",
-        lambda: unde.attribute(model, task, data(60), queries, device_memory=budget, progress=False),
-    )
-    yield (
-        "in few products",
-        lambda: unde.attribute(
-            model, task, data(60), queries, device_memory=budget, query_rank=2, progress=False
-        ),
-    )
+def answers(method, model, index, queries, budget):
+    """Of questions that compute gradients anew, of scoring, and of weight learning."""
+    given = model, Classification(), data(60), queries, method
+    options = {"device_memory": budget, "progress": False}
+    yield "attribute", lambda: unde.attribute(*given, **options)
+    yield "in few products", lambda: unde.attribute(*given, **options, query_rank=2)
+    yield "score", lambda: index.score(queries).total()
+    yield "self-influence", lambda: index.self_influence()
     scores = index.score(queries)
     yield "rescore", lambda: scores.rescore(10).total()
     yield "learn", lambda: unde.learn_weights(scores, k=5, epochs=1)
     yield "fixed point", lambda: unde.learn_weights(scores, k=5, solver="fixed-point")
 
 
-def test_questions_keep_to_the_budget(tmp_path, pretended):
-    """The most that is taken at once, by a kernel that takes half of the budget."""
+@pytest.mark.parametrize(("method", "projection", "size"), [("ekfac", "kron(4)", 30), ("tracin", "none", 6)])
+def test_questions_keep_to_the_budget(method, projection, size, tmp_path, pretended):
+    """The most that is taken at once, by a kernel that takes half of the budget, and by whole gradients."""
     model = wide(100).to(pretended.NAME)
-    budget, queries = 30 * model_bytes(model), data(6)
-    built = build_wide(tmp_path / "i", model, method="ekfac")
+    budget, queries = size * model_bytes(model), data(6)
+    built = build_wide(tmp_path / "i", model, method=method, projection=projection)
     given = {"task": Classification(), "train_data": built.train_data.data, "device_memory": budget}
     index = Index.open(tmp_path / "i", model=model, **given)
     taken = {}
-    for name, ask in answers(model, index, queries, budget):
+    for name, ask in answers(method, model, index, queries, budget):
         with pretended.limited(10 * budget) as here:
             before = here.live
             ask()

@@ -1,6 +1,7 @@
 """Questions to an index on a device: the numbers of the CPU, computed there, within its memory."""
 
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -19,6 +20,7 @@ from unde.evaluate.bank.training import QueryUtility
 from unde.index.calibrate import Candidates
 from unde.index.nearest import nearest_labels
 from unde.index.select import select
+from unde.kernels import Diagonal, Gram, ParameterColumns, TensorSource, fit_kernel
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 from unde.ui.explorer.ranking import ScoreCache
@@ -27,6 +29,7 @@ from unde.weights.retrieval import describe
 PLAIN, KERNEL = 1e-5, 1e-4  # tolerance, and through a kernel
 SIMPLE = ("tracin", "cosine", "int8")
 QUERIES, LEARNING = toy.data(4, seed=5), toy.data(24, seed=9)
+LAYERS = Gram(0.1, blocks="layer")
 TOP = [[0, 1], [2, 3], [4, 5], [6, 7]]
 METHODS = {
     "tracin": (TracIn(projection="none"), {}),
@@ -271,6 +274,34 @@ def test_waits_of_a_query_do_not_grow_with_the_parameters(tmp_path, pretended, d
             index.score(query).total()
         waits.append(pretended.counts[0].waits)
     assert len(index.groups) > 10 and max(waits) <= 10, waits
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "width"),
+    [(Diagonal(), 5), (Gram(0.1), 5), (Gram(0.1, form="dual"), 5), (LAYERS, 5), (LAYERS, 40)],
+    ids=["diagonal", "primal", "dual", "layers", "dual layers"],
+)
+def test_a_fit_waits_and_copies_the_same_for_more_parameters(pretended, kernel, width, double):
+    """With float64 on the device, and without."""
+    counts = pretended.counts[0]
+
+    def cost(layers):
+        features = torch.randn(30, width * layers, generator=torch.Generator().manual_seed(0))
+        parts = [ParameterColumns(f"{i}.weight", slice(width * i, width * (i + 1))) for i in range(layers)]
+        cuts = [slice(0, 20), slice(20, 30)]
+        here, there = (TensorSource(x, parts, cuts) for x in (features, features.to(pretended.NAME)))
+        with pretended.with_float64() if double else nullcontext():
+            counts.restart()
+            fitted = fit_kernel(kernel, there)
+            seen = counts.waits, counts.down
+            assert_near(
+                fitted.apply(there.features[:3]).cpu(), fit_kernel(kernel, here).apply(features[:3]), KERNEL
+            )
+        return seen
+
+    few, many = cost(2), cost(12)
+    assert few == many and max(many) <= 10
 
 
 def test_waits_do_not_grow_with_the_examples(tmp_path, pretended, device):

@@ -10,13 +10,15 @@ which takes two passes over the stored features when K is applied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from unde.devices import double_device, put
 from unde.errors import UndeError
 from unde.kernels import precision as numbers
 from unde.kernels.base import (
@@ -67,6 +69,7 @@ class LayerBlocks(BoundKernel):
         grams = {name: numbers.zeros(d, d, device=source.device) for name, d in self._primal.items()}
         traces = numbers.zeros(len(self._dual), device=source.device)
         for phi in chunks(source, self.sizes.runs()[i]):
+            phi = phi.to(traces.device)  # once for all layers, where the device has no float64
             for name in grams:
                 part = numbers.double(columns_of(phi, self.layers[name]))
                 grams[name].addmm_(part.T, part)
@@ -79,9 +82,10 @@ class LayerBlocks(BoundKernel):
     def _panels(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦΦᵀ of each dual layer, of joined blocks with all rows up to theirs."""
         joined, out = self.sizes.joined(), {}
-        here = read(source, joined[i])
+        place = double_device(source.device)
+        here = read(source, joined[i]).to(place)
         for b in range(i + 1):
-            other = here if b == i else read(source, joined[b])
+            other = here if b == i else read(source, joined[b]).to(place)
             for name in self._dual:
                 left = numbers.double(columns_of(here, self.layers[name]))
                 right = left if b == i else numbers.double(columns_of(other, self.layers[name]))
@@ -96,38 +100,39 @@ class LayerBlocks(BoundKernel):
         }
 
     def fit(self, moments: Moments, source: KernelSource) -> Fitted:
-        traces = {name: float(moments[name].diagonal().sum()) for name in self._widths}
-        if not any(traces.values()):
+        measured = dict(zip(self.layers, numbers.measure([moments[name] for name in self.layers])))
+        if not any(trace for _, trace in measured.values()):
             raise UndeError("all features of the index are zero: has the loss a gradient?")
-        whole = sum(traces.values()) / self.sizes.width if self.damping_scope == "model" else None
-        inverses, duals = [], []
+        whole = sum(trace for _, trace in measured.values()) / self.sizes.width
+        damped, inverses, duals, found = {}, [], [], []
         for name, columns in self.layers.items():
-            if traces[name] == 0:
+            if measured[name][1] == 0:
                 continue  # K is 0 there
-            unit = traces[name] / self._widths[name] if whole is None else whole
-            made, lam = self._inverse(name, moments[name], unit, source.device)
+            with _named(name):
+                here = damped[name] = self._damp(name, len(moments[name]), measured[name], whole)
+                made = moments[name].clone()
+                found.append(here.invert(made))
             if name in self._dual:
-                duals.append((columns, made, lam))
+                duals.append((columns, made, here.lam))
             else:
+                made = put(made, source.device, self.sizes.dtype) if here.fits else made
                 inverses.append((columns, made))
+        for (name, here), seen in zip(damped.items(), torch.stack(found).tolist()):  # the host waits once
+            with _named(name):
+                here.check(*seen)
         return FittedLayers(source, inverses, duals)
 
-    def _inverse(self, name: str, gram: Tensor, unit: float, device: torch.device) -> tuple[Tensor, float]:
-        """(ΦᵀΦ + λI)⁻¹ of a layer, or (ΦΦᵀ + λI)⁻¹, and λ."""
-        lam = numbers.damping_value(self.damping, self.relative, unit)
-        well = float(gram.norm()) <= numbers.ILL * lam and name not in self._dual
-        try:
-            if lam == 0 and name in self._dual:
-                raise UndeError(
-                    f"ΦᵀΦ + λI is singular at λ = 0, with {self._widths[name]:,} columns and {len(gram):,} rows: "
-                    "raise the damping"
-                )
-            made, _ = numbers.inverse(
-                gram.clone(), self.damping, self.relative, self._widths[name], self.sizes.rounding, unit
+    def _damp(self, name: str, side: int, measured: tuple[float, float], whole: float) -> numbers.Damped:
+        unit = whole if self.damping_scope == "model" else None
+        here = numbers.damp(
+            side, measured, self.damping, self.relative, self._widths[name], self.sizes.rounding, unit
+        )
+        if here.lam == 0 and name in self._dual:
+            raise UndeError(
+                f"ΦᵀΦ + λI is singular at λ = 0, with {self._widths[name]:,} columns and {side:,} rows: "
+                "raise the damping"
             )
-        except UndeError as e:
-            raise UndeError(f"layer {name!r}: {e}") from None
-        return (numbers.cast_if_in_range(made, self.sizes.dtype, device) if well else made), lam
+        return here
 
     def needs(self) -> Needs:
         n, dual = self.sizes.examples, self._dual
@@ -172,10 +177,11 @@ class FittedLayers(Fitted):
 
     def _apply_duals(self, rows: Tensor, out: Tensor) -> None:
         """Two passes over the features: A Φᵀ, then A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ."""
-        sizes, double = self.source.sizes, numbers.double
+        sizes, double, place = self.source.sizes, numbers.double, double_device(rows.device)
+        rows = rows.to(place)
         along = [numbers.zeros(len(rows), sizes.examples, device=rows.device) for _ in self.duals]
         for blocks in sizes.joined():
-            phi, here = read(self.source, blocks), sizes.rows(blocks)
+            phi, here = read(self.source, blocks).to(place), sizes.rows(blocks)
             for (columns, _, _), products in zip(self.duals, along):
                 products[:, here] = double(columns_of(rows, columns)) @ double(columns_of(phi, columns)).T
             del phi
@@ -183,7 +189,7 @@ class FittedLayers(Fitted):
         for i, (_, made, _) in enumerate(self.duals):
             along[i] = along[i] @ made
         for blocks in sizes.joined():
-            phi, here = read(self.source, blocks), sizes.rows(blocks)
+            phi, here = read(self.source, blocks).to(place), sizes.rows(blocks)
             for (columns, _, _), solved, a in zip(self.duals, along, left):
                 a.addmm_(solved[:, here], double(columns_of(phi, columns)), alpha=-1)
             del phi
@@ -191,7 +197,17 @@ class FittedLayers(Fitted):
             _put(out, columns, a.div_(lam))
 
 
+@contextmanager
+def _named(layer: str) -> Generator[None]:
+    """Errors say which layer they are about."""
+    try:
+        yield
+    except UndeError as e:
+        raise UndeError(f"layer {layer!r}: {e}") from None
+
+
 def _put(out: Tensor, columns: Sequence[slice], values: Tensor) -> None:
+    values = put(values, out.device, out.dtype)
     for c, part in zip(columns, values.split([c.stop - c.start for c in columns], 1)):
         out[:, c] = part
 

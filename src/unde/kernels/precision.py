@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -80,20 +81,66 @@ def assemble(panels: Sequence[Tensor]) -> Tensor:
     return gram
 
 
-def inverse(
-    gram: Tensor,
+@dataclass(frozen=True)
+class Damped:
+    """ΦᵀΦ + λI, `width` columns of Φ, or ΦΦᵀ + λI: what is known of it before it is inverted.
+
+    `rounding` is that of the entries of Φ as they are stored, `unit` what a relative λ is a multiple of.
+    """
+
+    side: int
+    norm: float  # of the matrix without λ
+    trace: float
+    lam: float
+    unit: float | None
+    rounding: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the inverse can be rounded to float32: its largest entry is 1/(λ + ‖ΦᵀΦ‖) to 1/λ."""
+        well = self.norm <= ILL * self.lam
+        return well and self.lam > 1 / _MOST and self.lam + self.norm < 1 / _LEAST
+
+    def invert(self, gram: Tensor) -> Tensor:
+        """Invert in place; what `check` has to see, on the device, so that the host does not wait."""
+        gram.diagonal().add_(self.lam)
+        scale = gram.diagonal().clone()
+        failed = torch.empty((), dtype=torch.int32, device=gram.device)
+        torch.linalg.cholesky_ex(gram, out=(gram, failed))
+        try:
+            torch.cholesky_inverse(gram, out=gram)
+        except torch.linalg.LinAlgError:
+            raise self._singular() from None
+        explained = gram.diagonal() * scale
+        return torch.stack([failed.to(scale), explained.max(), explained.mean()])
+
+    def check(self, failed: float, largest: float, mean: float) -> None:
+        if failed or not largest < _SINGULAR:
+            raise self._singular()
+        check_rounding(mean, self.rounding, self.lam, self.trace / self.side, self.unit)
+
+    def _singular(self) -> UndeError:
+        return UndeError(
+            f"ΦᵀΦ + λI is singular at λ = {self.lam:.3g} ({self.side:,} × {self.side:,}): raise the damping"
+        )
+
+
+def measure(grams: Sequence[Tensor]) -> list[tuple[float, float]]:
+    """Norm and trace of each matrix; the host waits once."""
+    return torch.stack([torch.stack([g.norm(), g.diagonal().sum()]) for g in grams]).tolist()
+
+
+def damp(
+    side: int,
+    measured: tuple[float, float],
     damping: float,
     relative: bool,
     width: int,
     rounding: float = 0.0,
     unit: float | None = None,
-) -> tuple[Tensor, float]:
-    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ.
-
-    `rounding` is that of the entries of Φ as they are stored, `unit` what relative damping is a multiple of if not of
-    that mean.
-    """
-    norm, trace = float(gram.norm()), float(gram.diagonal().sum())
+) -> Damped:
+    """λ of a matrix with this norm and trace; a multiple of `unit`, by default the mean diagonal of ΦᵀΦ."""
+    norm, trace = measured
     if not math.isfinite(norm):
         raise UndeError(
             "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
@@ -103,19 +150,7 @@ def inverse(
         raise UndeError("all features of the index are zero: has the loss a gradient?")
     unit = trace / width if unit is None else unit
     lam = damping_value(damping, relative, unit)
-    gram.diagonal().add_(lam)
-    scale = gram.diagonal().clone()
-    failed = torch.empty((), dtype=torch.int32, device=gram.device)
-    torch.linalg.cholesky_ex(gram, out=(gram, failed))
-    if not failed:
-        torch.cholesky_inverse(gram, out=gram)
-    explained = gram.diagonal() * scale
-    if failed or not float(explained.max()) < _SINGULAR:
-        raise UndeError(
-            f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
-        )
-    check_rounding(float(explained.mean()), rounding, lam, trace / len(gram), unit if relative else None)
-    return gram, lam
+    return Damped(side, norm, trace, lam, unit if relative else None, rounding)
 
 
 def check_rounding(

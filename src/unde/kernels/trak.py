@@ -89,10 +89,12 @@ class _FullGram(BoundKernel, ABC):
 
     def inverse(self, gram: Tensor, device: torch.device) -> tuple[Tensor, float]:
         """(gram + λI)⁻¹ for a device, made in the memory of one matrix, and λ. `gram` is spent."""
-        result, lam = numbers.inverse(
-            gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding
+        [measured] = numbers.measure([gram])
+        damped = numbers.damp(
+            self.side, measured, self.damping, self.relative, self.sizes.width, self.sizes.rounding
         )
-        return numbers.cast_if_in_range(result, self.precision, device), lam
+        damped.check(*damped.invert(gram).tolist())
+        return numbers.cast_if_in_range(gram, self.precision, device), damped.lam
 
     def needs(self) -> Needs:
         """The matrix as it is read and its inverse, in float64."""

@@ -232,14 +232,15 @@ class GroupScores(Scores):
         return self._contributions(queries, self.train.device)
 
     def _contributions(self, queries: slice, device: torch.device) -> Tensor:
-        count = len(range(*queries.indices(len(self))))
-        out = _empty((count, len(self.partition), self.train.examples), device)
-        whole = out.transpose(1, 2)
-        into = out.transpose(0, 1) if device == self.train.device else None
-        for rows, part in self._stream(queries, into):
-            if into is None or self.method.groupwise:  # else it is in place
-                whole[:, rows] = part
-        return whole
+        start, stop, _ = queries.indices(len(self))
+        out = _empty((stop - start, len(self.partition), self.train.examples), device)
+        for block in cut(slice(start, stop), self._queries_at_once):
+            here = out[block.start - start : block.stop - start]
+            into = here.transpose(0, 1) if device == self.train.device else None
+            for rows, part in self._stream(block, into):
+                if into is None or self.method.groupwise:  # else it is in place
+                    here.transpose(1, 2)[:, rows] = part
+        return out.transpose(1, 2)
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training examples, contributions (q, n, M)), block by block within the memory budget.
@@ -356,14 +357,16 @@ class GroupScores(Scores):
     @property
     def query_blocks(self) -> list[slice]:
         """Queries that are in memory together."""
-        step = budget.queries_per_block(
-            4 * self.queries.shape[0] * self.queries.shape[2],
-            self.train.kernel_blocks is not None,
-            self.block_memory,
-        )
+        step = self._queries_at_once
         if self.method.groupwise:
             step = max(1, self.block_memory // (64 * len(self.partition) * self._most))
         return list(cut(slice(0, len(self)), step))
+
+    @property
+    def _queries_at_once(self) -> int:
+        """As many as there is room for their features."""
+        query_bytes = 4 * self.queries.shape[0] * self.queries.shape[2]
+        return budget.queries_per_block(query_bytes, self.train.kernel_blocks is not None, self.block_memory)
 
     @property
     def block_memory(self) -> int:

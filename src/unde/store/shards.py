@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from unde.devices import download
 from unde.errors import UndeError
 from unde.store.cache import Cache, delete_folder
 from unde.store.files import check_header, create_bytes, write_bytes
@@ -113,7 +114,7 @@ def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> 
 
 def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> list[bytes | memoryview]:
     """The content of a safetensors file, without copies of the tensors (the library's writer copies each)."""
-    tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
+    tensors = download({k: v.contiguous() for k, v in tensors.items()})
     meta = {"checksum": checksum(tensors, block_sums), "index": owner, "name": place}
     header, order = _header(tensors, meta)
     return [header, *(_buffer(tensors[name]) for name in order if tensors[name].numel())]
