@@ -58,6 +58,7 @@ def _histc(x, *args, **kwargs):
 
 # What accelerators have and the CPU has not: fused kernels, and types of numbers.
 _FUSED = {
+    aten._efficientzerotensor: torch.zeros,  # tangents that are zero; on the CPU they have no memory
     aten.histc: _histc,
     aten._thnn_fused_lstm_cell: _lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl: _lstm_cell_backward,
@@ -144,7 +145,7 @@ def _dispatch(func, args, kwargs):
                 f"{func}: expected all tensors on one device, found {NAME}:{index} and {t.device}"
             )
     wanted = kwargs.get("device")
-    if wanted is not None:
+    if wanted is not None and torch.device(wanted).type == NAME:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     name = str(packet).removeprefix("aten.")

@@ -98,9 +98,9 @@ def test_scores(indexes, operations, name):
     assert_near(found, here.self_influence(w, normalize_top=3, subset=[3, 1, 9]), tolerance)
 
 
-def attributed(_index, device, method):
+def attributed(_index, device, method, **options):
     data = Classification(), toy.data(22), QUERIES
-    return unde.attribute(toy.net().to(device), *data, method, progress=False).total()
+    return unde.attribute(toy.net().to(device), *data, method, progress=False, **options).total()
 
 
 def patched(_index, device):
@@ -168,6 +168,7 @@ ASKED = {
     "rescore through a kernel": ("ekfac", lambda index, _: index.score(QUERIES).rescore(5).total()),
     "attribute": ("tracin", partial(attributed, method="ekfac")),
     "attribute by cosine": ("tracin", partial(attributed, method=TracIn(cosine=True))),
+    "conjugate gradients": ("tracin", partial(attributed, method="ekfac", cg=3)),
     "learn": ("ekfac", lambda index, _: unde.learn_weights(index.score(LEARNING), k=5, epochs=2).values),
     "learn by cosine": (
         "cosine",
@@ -218,13 +219,14 @@ def test_weights_from_copies_of_training_examples(tmp_path, device, operations):
     assert operations() > before
 
 
-def test_tokens(tmp_path, monkeypatch, device, operations):
-    """By a backward pass for each token: the pretended device has no forward mode."""
+@pytest.mark.parametrize("refused", ["jvp", "_loop_over_tokens"])
+def test_tokens(refused, tmp_path, monkeypatch, device, operations):
+    """By a backward pass for each token, and by forward mode."""
 
-    def unsupported(*_):
+    def refuse(*_):
         raise NotImplementedError
 
-    monkeypatch.setattr("unde.index.token_scores.jvp", unsupported)
+    monkeypatch.setattr(f"unde.index.token_scores.{refused}", refuse)
     here = settings.build("gpt2", tmp_path, method="tracin")
     model, task, rows = settings.make("gpt2", device)
     there = Index.open(tmp_path, model=model, task=task, train_data=rows)
