@@ -3,6 +3,7 @@
 A tensor on it is a wrapper around a CPU tensor that nothing else reaches. It refuses mixtures of devices, float64
 (unless allowed), sparse tensors and `.numpy()`. It counts operations, copies and waits, keeps bytes below a limit, and
 shows garbage in non-blocking copies to the host until it is synchronised. Registration lasts for the whole process.
+Torch ends the process where Python raises in a backward pass: its guard of such devices calls Python while it unwinds.
 """
 
 from __future__ import annotations
