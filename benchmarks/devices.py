@@ -49,7 +49,8 @@ def stages(name: str) -> dict[str, Any]:
             yield
         found[stage] = traffic.as_dict() | {"waits": here.waits}  # those for copies too
 
-    with torch.autograd.set_multithreading_enabled(False):
+    # Float64 is on the device, as with CUDA.
+    with torch.autograd.set_multithreading_enabled(False), pretended_device.with_float64():
         examples, queries = bench.run_stages(setup, RANK, EXAMPLES, counted)
     parameters = sum(p.numel() for p in setup.model.parameters())
     return {"examples": examples, "queries": queries, "parameters": parameters, "stages": found}
