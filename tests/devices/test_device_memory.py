@@ -42,7 +42,7 @@ def test_weights_and_budget_are_the_most_that_is_taken(size, projection, tmp_pat
 
 def answers(method, model, index, queries, budget):
     """Of questions that compute gradients anew, of scoring, and of weight learning."""
-    given = model, Classification(), data(60), queries, method
+    given = model, Classification(), data(20), queries, method
     options = {"device_memory": budget, "progress": False}
     yield "attribute", lambda: unde.attribute(*given, **options)
     if method == "ekfac":
@@ -60,7 +60,8 @@ def test_questions_keep_to_the_budget(method, projection, size, tmp_path, preten
     """The most that is taken at once, by a kernel that takes half of the budget, and by whole gradients."""
     model = wide(100).to(pretended.NAME)
     budget, queries = size * model_bytes(model), data(6)
-    built = build_wide(tmp_path / "i", model, method=method, projection=projection)
+    options = {"method": method, "projection": projection, "device_memory": budget}
+    built = build_wide(tmp_path / "i", model, **options)
     given = {"task": Classification(), "train_data": built.train_data.data, "device_memory": budget}
     index = Index.open(tmp_path / "i", model=model, **given)
     taken = {}
