@@ -29,17 +29,6 @@ class Recipe:
     max_grad_norm: float | None = None
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """What a folder has to hold where a setting starts from a model that others trained."""
-
-    what: str
-    example: str  # a public one
-
-    def __str__(self) -> str:
-        return f"{self.what}, such as {self.example}"
-
-
 # --- image classification ---------------------------------------------------------------------------------
 
 
@@ -47,8 +36,8 @@ class Pretrained:
 class Vision:
     """ImageNet-50k (§5.1.1, table "Data usage" of B.1)."""
 
-    architecture: str  # "resnet" or "vit"
-    config: Mapping[str, Any]
+    name: str
+    config: Mapping[str, Any]  # of transformers
     features: int  # k of the projection (B.3)
     recipe: Recipe
     top: int  # scores that normalise self-influence (B.2.2)
@@ -56,7 +45,8 @@ class Vision:
     learn: int = 1_000  # others of the training split
     evaluate: int = 1_000  # of the validation split
     subsets: int = 100  # halves (B.2.1)
-    corrupted: float = 0.10  # wrong labels, for mislabel detection only (§5.1.1)
+    corrupted: float = 0.10  # share of wrong labels (§5.1.1), where there are any
+    mislabelled: bool = False  # for mislabel detection only
     judged: int = 5_000  # training images whose self-influence is ranked (B.2.2)
     side: int = 224  # pixels; silent: the size both architectures were made for
     stored: int = 256  # silent: short side of which training takes random crops, mirrored or not
@@ -65,7 +55,7 @@ class Vision:
 
 
 RESNET18 = Vision(
-    architecture="resnet",
+    name="imagenet-resnet18",
     config={
         "embedding_size": 64,
         "hidden_sizes": [64, 128, 256, 512],
@@ -79,7 +69,7 @@ RESNET18 = Vision(
     top=10,
 )
 VIT_B16 = Vision(
-    architecture="vit",
+    name="imagenet-vit-b16",
     config={"image_size": 224, "patch_size": 16, "num_labels": 1000},  # else the defaults: B/16
     features=12_800,  # B.3
     # silent: what is usual for ViTs trained from scratch on ImageNet alone
@@ -88,7 +78,6 @@ VIT_B16 = Vision(
     ),
     top=100,
 )
-IMAGENET = {"resnet18": RESNET18, "vit-b16": VIT_B16}
 
 
 # --- language modelling -----------------------------------------------------------------------------------
@@ -103,6 +92,8 @@ class Language:
     embeddings, norms or biases. EKFAC takes LoGRA's features (B.3).
     """
 
+    name: str = "wikitext103"
+    pretrained: str = "GPT-2's tokenizer"
     config: Mapping[str, Any] = field(
         # GPT2Config's defaults are GPT-2-small; silent on dropout: none, as is usual now
         default_factory=lambda: {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -153,13 +144,11 @@ class Diffusion:
     recipe: Recipe
     side: int  # pixels
     train: int
-    classes: tuple[
-        str, ...
-    ] = ()  # the classes to take, equally many of each; none: all images, with captions
+    classes: tuple[str, ...] = ()  # equally many of each; none: all images, with captions
     prompt: str | None = None  # of a class; None: captions, or no prompt at all
     rank: int | None = None  # of LoRA; None trains the whole UNet from scratch
     unet: Mapping[str, Any] | None = None  # its config, where it is trained from scratch
-    pretrained: Pretrained | None = None
+    pretrained: str | None = None
     learn: int = 500  # generated images (B.4)
     evaluate: int = 500  # with other seeds (B.2.1)
     subsets: int = 64  # B.2.1
@@ -169,6 +158,10 @@ class Diffusion:
     features: int = 25_472  # k of the projection (B.3)
     groups: str = "layer"
     memory: str = "8GB"
+    # Recall@10 of each attribute of SB-Pokemon, with D-TRAK (§5.2)
+    fine_learn: int = 200  # generated images for each attribute, of its train split (§5.2, B.4)
+    repeats: int = 4  # of each of 5 × 5 × 5 combinations: 500 images a split
+    k: int = 10
 
 
 CIFAR2 = Diffusion(
@@ -198,9 +191,7 @@ _FINE_TUNING: dict[str, Any] = {
     "recipe": Recipe(epochs=100, batch_size=64, lr=3e-4, weight_decay=1e-6, warm_up=0.1),
     "side": 256,
     "rank": 128,  # 25.5M parameters
-    "pretrained": Pretrained(
-        "a Stable Diffusion 1 pipeline for 256 × 256 pixels", "lambdalabs/miniSD-diffusers"
-    ),
+    "pretrained": "a Stable Diffusion 1 pipeline for 256 × 256 pixels, such as lambdalabs/miniSD-diffusers",
     "groups": "tensor",  # 256 of them, as in the figure of weights (§4.2)
 }
 ARTBENCH2 = Diffusion(
@@ -232,15 +223,6 @@ CATEGORIES = {
 GLUE = {"style": "", "subject": " of ", "background": ", "}  # "A [style] of [subject], [background]" (§5.2)
 
 
-@dataclass(frozen=True)
-class FineGrained:
-    """Recall@10 of each attribute of SB-Pokemon, with D-TRAK (§5.2)."""
-
-    learn: int = 200  # generated images for each attribute, of its train split (§5.2, B.4)
-    repeats: int = 4  # of each of 5 × 5 × 5 combinations: 500 images a split
-    k: int = 10
-
-
 SB_POKEMON = Diffusion(
     name="sb-pokemon",
     train=600,  # 20 of each category
@@ -248,7 +230,6 @@ SB_POKEMON = Diffusion(
     prompt="{class}",  # silent: an image shows one category, so its prompt names that
     **_FINE_TUNING,
 )
-DIFFUSION = {s.name: s for s in (CIFAR2, ARTBENCH2, NARUTO, SB_POKEMON)}
 
 
 # --- a large language model -------------------------------------------------------------------------------
@@ -258,9 +239,8 @@ DIFFUSION = {s.name: s for s in (CIFAR2, ARTBENCH2, NARUTO, SB_POKEMON)}
 class Llama:
     """Llama-3-8B-Instruct, as it is, on OpenWebText (C.6)."""
 
-    pretrained: Pretrained = Pretrained(
-        "Llama-3-8B-Instruct with its tokenizer", "meta-llama/Meta-Llama-3-8B-Instruct"
-    )
+    name: str = "llama-owt"
+    pretrained: str = "Llama-3-8B-Instruct with its tokenizer, such as meta-llama/Meta-Llama-3-8B-Instruct"
     length: int = 512
     train: int = 99_642  # sequences of the first million entries
     entries: int = 1_000_000

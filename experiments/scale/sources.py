@@ -1,6 +1,7 @@
 """Where the data of a setting comes from: a local folder, or a data set of the `datasets` library if one is named.
 
-Nothing is downloaded unless a name is passed. Folders are read by the same library, which also finds the splits:
+Nothing is downloaded unless a name is passed, as hf:NAME or hf:NAME:CONFIG. Folders are read by the same library, which
+also finds the splits:
 
     train/CLASS/name.png, validation/CLASS/name.png     images by class; without splits: CLASS/name.png
     metadata.jsonl and the images it names              {"file_name": …, "text": the caption} on each line
@@ -24,20 +25,53 @@ from torch.utils.data import Dataset
 
 from experiments.shared.paths import unfinished
 from unde import console
-from unde.errors import UndeError
+from unde.errors import UndeError, explain
 
+HUB = "hf:"
+TOKENIZER = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
 IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS = ("image", "img"), ("label", "labels"), ("text", "caption")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A folder, or the name of a data set ("name" or "name:config"); exactly one of the two."""
+def table(source: str, split: str, layout: str) -> Any:
+    """A split of a folder or data set; `layout` says in error messages what the setting wants."""
+    import datasets
 
-    folder: Path | None = None
-    dataset: str | None = None
+    folder = Path(source)
+    if not source:
+        raise UndeError(f"nothing to read: give --data FOLDER (or {HUB}NAME) with {layout}")
+    if not source.startswith(HUB) and not folder.is_dir():
+        raise UndeError(f"no folder {folder}: expected {layout}")
+    # whatever a foreign file or a missing network leads to
+    with explain(
+        f"cannot read the {split} split of {source} ({{kind}}: {{e}}): expected {layout}", Exception
+    ):
+        if source.startswith(HUB):
+            name, _, config = source.removeprefix(HUB).partition(":")
+            return datasets.load_dataset(name, config or None, split=split)
+        if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+            found = datasets.load_from_disk(source)
+            return found[split] if isinstance(found, dict) else found
+        return datasets.load_dataset(source, split=split)
 
-    def __str__(self) -> str:
-        return str(self.folder) if self.folder is not None else f"data set {self.dataset}"
+
+def _column(rows: Any, names: Sequence[str], source: str, layout: str) -> str:
+    name = next((c for c in names if c in rows.features), None)
+    if name is None:
+        there = ", ".join(rows.features)
+        raise UndeError(f"{source} has no column {names[0]!r}, only {there}: expected {layout}")
+    return name
+
+
+def enough(there: int, wanted: int, what: str) -> int:
+    """How many to take; that they are fewer than the paper's is said."""
+    if there < 1:
+        raise UndeError(f"no {what}: the setting has {wanted:,}")
+    if there < wanted:
+        console.note(f"{there:,} {what}, the setting has {wanted:,}: results belong to a smaller one")
+    return min(there, wanted)
+
+
+# --- images -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,11 +98,9 @@ class Pictures:
         from PIL import Image, ImageOps
 
         file = self.files[int(self.rows[i])]
-        try:
-            with Image.open(io.BytesIO(file["bytes"]) if file["bytes"] else file["path"]) as image:
-                square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
-        except OSError as e:
-            raise UndeError(f"cannot read an image ({e})") from e
+        read = io.BytesIO(file["bytes"]) if file["bytes"] else file["path"]
+        with explain("cannot read an image ({e})", OSError), Image.open(read) as image:
+            square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
         return np.asarray(square).transpose(2, 0, 1)
 
     def take(self, positions: Sequence[int] | np.ndarray) -> Pictures:
@@ -86,19 +118,16 @@ def alike(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-# --- images -----------------------------------------------------------------------------------------------
-
-
-def pictures(source: Source, split: str, layout: str) -> Pictures:
-    """The images of a split; `layout` says in the error message what the setting wants."""
+def pictures(source: str, split: str, layout: str) -> Pictures:
+    """The images of a split."""
     import datasets
 
     rows = table(source, split, layout)
-    image = _column(rows.features, IMAGE_COLUMNS, source, layout)
+    image = _column(rows, IMAGE_COLUMNS, source, layout)
     files = rows.cast_column(image, datasets.Image(decode=False))[image]
     label = next((c for c in LABEL_COLUMNS if c in rows.features), None)
     if label is None:
-        text = _column(rows.features, TEXT_COLUMNS, source, layout)
+        text = _column(rows, TEXT_COLUMNS, source, layout)
         return Pictures(files, [], np.full(len(rows), -1), list(rows[text]), np.arange(len(rows)))
     labels = list(rows[label])
     classes = getattr(rows.features[label], "names", None)
@@ -108,7 +137,7 @@ def pictures(source: Source, split: str, layout: str) -> Pictures:
     return Pictures(files, list(classes), np.array(labels), [], np.arange(len(rows)))
 
 
-def of_classes(found: Pictures, classes: Sequence[str], count: int, fewer: bool, layout: str) -> Pictures:
+def of_classes(found: Pictures, classes: Sequence[str], count: int, layout: str) -> Pictures:
     """Equally many images of each class, `count` in all, chosen at random; class numbers are those of `classes`."""
     there = {alike(name): i for i, name in enumerate(found.classes)}
     missing = [name for name in classes if alike(name) not in there]
@@ -120,66 +149,13 @@ def of_classes(found: Pictures, classes: Sequence[str], count: int, fewer: bool,
     rng, chosen, labels = np.random.default_rng(0), [], []
     for number, name in enumerate(classes):
         rows = np.flatnonzero(found.labels == there[alike(name)])
-        each = enough(len(rows), count // len(classes), f"images of class {name!r}", fewer)
+        each = enough(len(rows), count // len(classes), f"images of class {name!r}")
         chosen.append(np.sort(rng.permutation(rows)[:each]))
         labels += [number] * each
-    taken = found.take(np.concatenate(chosen))
-    return replace(taken, classes=list(classes), labels=np.array(labels))
-
-
-# --- tables and texts -------------------------------------------------------------------------------------
-
-
-def table(source: Source, split: str, layout: str) -> Any:
-    import datasets
-
-    folder = source.folder
-    if folder is None and source.dataset is None:
-        raise UndeError(f"nothing to read: give --data FOLDER (or --dataset NAME) with {layout}")
-    if folder is not None and not folder.is_dir():
-        raise UndeError(f"no folder {folder}: expected {layout}")
-    try:
-        if folder is None:
-            name, _, config = str(source.dataset).partition(":")
-            return datasets.load_dataset(name, config or None, split=split)
-        if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-            found = datasets.load_from_disk(str(folder))
-            return found[split] if isinstance(found, dict) else found
-        return datasets.load_dataset(str(folder), split=split)
-    except Exception as e:  # whatever a foreign file or a missing network leads to
-        why = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
-        raise UndeError(
-            f"cannot read the {split} split of {source} ({type(e).__name__}: {why}): expected {layout}"
-        ) from e
-
-
-def texts(source: Source, split: str, layout: str, batch: int = 1000) -> Iterator[list[str]]:
-    """The texts of a split in their order, some at a time, empty ones included."""
-    rows = table(source, split, layout)
-    column = _column(rows.features, TEXT_COLUMNS, source, layout)
-    for start in range(0, len(rows), batch):
-        yield list(rows[start : start + batch][column])
-
-
-def enough(there: int, wanted: int, what: str, fewer: bool) -> int:
-    """How many to take; fewer than wanted only if asked for, since results then belong to another setting."""
-    if there >= wanted:
-        return wanted
-    if not fewer or there < 1:
-        raise UndeError(f"{there:,} {what}, the setting has {wanted:,}: give more, or --fewer to take these")
-    return there
-
-
-def _column(features: Any, names: Sequence[str], source: Source, layout: str) -> str:
-    name = next((c for c in names if c in features), None)
-    if name is None:
-        raise UndeError(f"{source} has no column {names[0]!r}, only {', '.join(features)}: expected {layout}")
-    return name
+    return replace(found.take(np.concatenate(chosen)), classes=list(classes), labels=np.array(labels))
 
 
 # --- texts as sequences of tokens --------------------------------------------------------------------------
-
-TOKENIZER = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
 
 
 class Sequences(Dataset):
@@ -198,48 +174,40 @@ class Sequences(Dataset):
         return torch.from_numpy(np.asarray(self.tokens[np.asarray(which)], dtype=np.int64))
 
 
+def texts(source: str, split: str, layout: str, stop: int | None = None, batch: int = 1000) -> Iterator[list]:
+    """The texts of a split in their order, some at a time, empty ones included; at most `stop`."""
+    rows = table(source, split, layout)
+    column = _column(rows, TEXT_COLUMNS, source, layout)
+    count = min(len(rows), stop or len(rows))
+    for start in range(0, count, batch):
+        yield list(rows[start : min(start + batch, count)][column])
+
+
 def tokenizer_in(folder: Path | None, what: str) -> Any:
     import transformers
 
-    if folder is None:
-        raise UndeError(f"no tokenizer: give --model FOLDER, {what}")
-    if not folder.is_dir() or not any((folder / name).exists() for name in TOKENIZER):
-        raise UndeError(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER[:2])}): expected {what}")
+    if folder is None or not any((folder / name).exists() for name in TOKENIZER):
+        raise UndeError(f"no tokenizer in {folder}: give --model FOLDER with {what}")
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def sequences(
-    path: Path, texts: Iterable[list[str]], tokenizer: Any, length: int, count: int, fewer: bool, what: str
+    path: Path, texts: Iterable[list[str]], tokenizer: Any, length: int, count: int, what: str
 ) -> Sequences:
     """The first `count` sequences of the texts joined in their order; what is left over at the end is dropped."""
     if not path.exists():
-        made = 0
+        rest, made = np.empty(0, dtype=np.int32), 0
         with unfinished(path) as part:
             with part.open("wb") as file, console.progress(f"reading {what}", count) as advance:
-                for block in _blocks(texts, tokenizer, length):
-                    block = block[: count - made]
-                    file.write(block.tobytes())
-                    made += len(block)
-                    advance(len(block))
+                for some in texts:
+                    full = [text for text in some if text]
+                    found = tokenizer(full, verbose=False)["input_ids"] if full else []
+                    rest = np.concatenate([rest, *(np.asarray(ids, dtype=np.int32) for ids in found)])
+                    whole = min(len(rest) // length, count - made)
+                    file.write(rest[: whole * length].tobytes())
+                    rest, made = rest[whole * length :], made + whole
+                    advance(whole)
                     if made == count:
                         break
-            enough(made, count, f"sequences of {length} tokens in {what}", fewer)
-    tokens = np.memmap(path, np.int32, "r")
-    if len(tokens) % length or len(tokens) // length > count:
-        raise UndeError(f"{path} was made for sequences of another length or number: delete it")
-    enough(len(tokens) // length, count, f"sequences of {length} tokens in {path}", fewer)
-    return Sequences(tokens.reshape(-1, length))
-
-
-def _blocks(texts: Iterable[list[str]], tokenizer: Any, length: int) -> Iterator[np.ndarray]:
-    """(n, length) int32, with what is left over going into the next block."""
-    rest = np.empty(0, dtype=np.int32)
-    for some in texts:
-        full = [text for text in some if text]
-        if not full:
-            continue
-        found = tokenizer(full, return_attention_mask=False, verbose=False)["input_ids"]
-        line = np.concatenate([rest, *(np.asarray(ids, dtype=np.int32) for ids in found)])
-        whole = len(line) // length
-        yield line[: whole * length].reshape(whole, length)
-        rest = line[whole * length :]
+            enough(made, count, f"sequences of {length} tokens in {what}")
+    return Sequences(np.memmap(path, np.int32, "r").reshape(-1, length))

@@ -1,15 +1,16 @@
-"""What the settings share: where things are, indexes, scores, the bank of halves, and LDS.
+"""What the settings share: a cell, as the small studies know it, that trains its own models.
 
-A setting is a subclass that says what its model, task, data and queries are. All that takes long is kept in the
-folder `out` and made once: the trained model, the bank, indexes, features of queries, generated images.
+A setting is a subclass that says what its model, data and queries are. All that takes long is kept in a folder of the
+setting and made once: the trained model, the bank, indexes, features of queries, and each method that was measured.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from experiments.scale import findings
-from experiments.scale.findings import Learned
-from experiments.scale.sources import Source
-from experiments.scale.training import Loss, State, fit
-from experiments.shared.cells import Cell
-from experiments.shared.paths import RESULTS, RUNS, unfinished
+from experiments.runner import machine
+from experiments.scale.settings import Recipe
+from experiments.shared.cells import Cell, index_name
+from experiments.shared.paths import RESULTS, RUNS, computed, unfinished, write_json
 from experiments.shared.sweep import sweep
 from experiments.studies import group_strength, lds, loss_ablation, noise_sensitivity, transfer_methods
-from unde import Index, learn_weights
-from unde.errors import UndeError
-from unde.evaluate import Bank
+from unde import Index, console
+from unde.data import Rows, map_tensors, to_device
+from unde.devices import device_of
+from unde.evaluate import Bank, TrainingSpec
+from unde.evaluate.bank.training import TargetUtility
+from unde.evaluate.bank.training_spec import SingleTrainer, isolated_rng
 from unde.groups import trainable
 from unde.methods import PAPER_DAMPINGS, Damped, Method
 from unde.projection import Spec, feature_size
-from unde.scoring import GroupScores
-from unde.tasks.base import Task
 
 ALPHA = 0.5  # share of the data in a subset (B.2.1)
+SWEPT = {
+    "loss_ablation": loss_ablation,
+    "transfer_methods": transfer_methods,
+    "noise_sensitivity": noise_sensitivity,
+}
 
 
 @dataclass(frozen=True)
 class Place:
     """What belongs to a machine and not to the paper."""
 
-    source: Source = field(default_factory=Source)
+    data: str = ""  # a folder, or the name of a data set (experiments/scale/sources.py)
     model: Path | None = None  # folder of a pretrained model, or of a tokenizer
     out: Path = RUNS / "paper"
     results: Path = RESULTS / "paper"
@@ -52,245 +58,215 @@ class Place:
     processes: int = 1  # halves that are trained at the same time
     threads: int = 1
     memory: str | None = None  # instead of the setting's
-    fewer: bool = False
 
 
-class Study(ABC):
+class Study(Cell, ABC):
     """One model on one data set."""
 
-    GIVEN = ("setting", "place", "name", "title", "corrupted", "fine")
-    name: str  # of results and of the folder in `out`
-    task: Task
+    domain = "paper"
+    exclude: tuple[str, ...] = ()
 
     def __init__(self, setting: Any, place: Place) -> None:
         self.setting, self.place = setting, place
-        self._indexes: dict[Any, Index] = {}
-        self._trained: tuple[nn.Module, State] | None = None
+        self.name, self.groups, self._built = setting.name, setting.groups, {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """Other processes get what the study was made from and read the rest themselves."""
-        given = {key: value for key, value in vars(self).items() if key in self.GIVEN}
-        return {**given, "_indexes": {}, "_trained": None}
+        return type(self), (self.setting, self.place)
 
-    # --- what a setting says -----------------------------------------------------------------------------
+    # --- what a setting says, beside `task` and `methods` --------------------------------------------------
 
     @abstractmethod
     def blank(self) -> nn.Module:
         """The model before training; always with the same initial weights."""
 
     @abstractmethod
-    def train(self, model: nn.Module, rows: np.ndarray, seed: int, checkpoint: Path) -> State:
-        """Trains the model on the examples `rows`; the state of the optimizer."""
-
-    @abstractmethod
-    def train_data(self) -> Any:
+    def train(self) -> Any:
         """All training examples, as an index gets them."""
 
     @abstractmethod
-    def queries(self, role: str, method: Method | None = None) -> Any:
-        """The queries of a role, "learn" or "eval"."""
+    def queries(self, role: str) -> Any:
+        """The queries of a role, "learn" or "eval"; "… journey" with trajectories."""
 
-    @abstractmethod
-    def methods(self, model: nn.Module) -> dict[str, Method]:
-        """By the names of the paper's tables; the model may be on the meta device."""
+    def examples(self) -> Any:
+        """All training examples, as training gets them."""
+        return self.train()
 
-    # --- kept in `out` -----------------------------------------------------------------------------------
+    def prepare(self, batch: Any, draws: torch.Generator) -> Any:
+        """What a model sees of a batch of `examples` in a step of training."""
+        return batch
 
-    @property
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """(n,) losses that training minimises."""
+        return self.task().loss(model, batch)
+
+    # --- kept in a folder ---------------------------------------------------------------------------------
+
+    @cached_property
     def folder(self) -> Path:
-        return self.place.out / self.name
+        """Another one for another setting, data or pretrained model."""
+        origin = f"{self.setting!r} {self.place.data} {self.place.model}"
+        return self.place.out / f"{self.name}-{hashlib.blake2b(origin.encode(), digest_size=4).hexdigest()}"
 
-    @property
-    def n_train(self) -> int:
-        return len(self.train_data())
+    @cached_property
+    def count(self) -> int:
+        return len(Rows(self.train()))
 
-    def begin(self) -> None:
-        """Refuses a folder that was begun under another setting."""
-        file, now = self.folder / "setting.json", {"setting": repr(self.setting), **self.origin()}
-        if file.exists():
-            before = json.loads(file.read_text())
-            differ = [key for key in now if before.get(key) != now[key]]
-            if differ:
-                raise UndeError(
-                    f"{self.folder} was begun with {differ[0]} {before.get(differ[0])}, not {now[differ[0]]}: "
-                    "choose another --out, or delete it"
-                )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(now, indent=1) + "\n")
+    def load(self) -> nn.Module:
+        return self.trained[0]
 
-    def origin(self) -> dict[str, str]:
-        return {"data": str(self.place.source), "model": str(self.place.model)}
-
-    def trained(self) -> tuple[nn.Module, State]:
+    @cached_property
+    def trained(self) -> tuple[nn.Module, dict[str, Any]]:
         """The model that is attributed, with the state of its optimizer; trained once, on all examples."""
-        self._trained = self._trained or self._made()
-        return self._trained
-
-    def _made(self) -> tuple[nn.Module, State]:
         path, model = self.folder / "model.pt", self.blank().to(self.place.device)
-        if path.exists():
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            model.load_state_dict(saved["model"], strict=False)
-            return model.eval(), saved["optimizer"]
-        checkpoint = self.folder / "training.pt"
-        state = self.train(model, np.arange(self.n_train), 0, checkpoint)
-        own = {*trainable(model), *(name for name, _ in model.named_buffers())}
-        with unfinished(path) as part:
-            kept = {k: v for k, v in model.state_dict().items() if k in own}
-            torch.save({"model": kept, "optimizer": state}, part)
-        checkpoint.unlink(missing_ok=True)
-        return model, state
+        if not path.exists():
+            trainer = self.fit(np.arange(self.count), 0)
+            own = {*trainable(trainer.model), *(name for name, _ in trainer.model.named_buffers())}
+            state = {name: v for name, v in trainer.model.state_dict().items() if name in own}
+            with unfinished(path) as part:
+                torch.save({"model": state, "optimizer": trainer.optimizer.state_dict()}, part)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(saved["model"], strict=False)
+        return model.eval(), saved["optimizer"]
 
-    def index(self, model: nn.Module, method: Method) -> Index:
-        """One for all methods on the same measurement and projection; the most demanding of them builds it."""
-        key = (method.measure, method.projection, method.steps)
-        if key not in self._indexes:
-            those = [m for m in self.methods(model).values() if (m.measure, m.projection, m.steps) == key]
-            builder = max(those or [method], key=lambda m: (m.factors, bool(m.extra_measures)))
-            short = f"{method.measure}-{method.projection}".replace("(", "").replace(")", "")
-            self._indexes[key] = Index.build(
-                model,
-                self.task,
-                self.train_data(),
-                self.folder / f"index-{short}",
-                method=builder,
-                groups=self.setting.groups,
-                exclude=self.exclude,
-                batch_size=self.place.rows,
-                num_workers=self.place.workers,
-                store_dtype=getattr(self.setting, "store_dtype", "float32"),
-                memory=self.memory,
-            )
-        return self._indexes[key]
-
-    @property
-    def memory(self) -> str:
-        return self.place.memory or self.setting.memory
-
-    @property
-    def exclude(self) -> tuple[str, ...]:
-        return getattr(self.setting, "exclude", ())
-
-    def scores(self, index: Index, method: Method, role: str) -> GroupScores:
-        """Of the queries of a role, whose features are kept beside the index."""
-        journey = "-journey" if method.name == "journey-trak" else ""
-        path = index.folder.with_name(f"{index.folder.name}-{role}{journey}.safetensors")
-        return index.score(index.features(self.queries(role, method), path), method)
-
-    def learned(self, title: str, method: Method) -> Learned:
-        index = self.index(self.trained()[0], method)
-        return Learned(title, method, index, learn_weights(self.scores(index, method, "learn")))
-
-    def measure_methods(self, name: str, entry: Callable[[Learned], dict[str, Any]], **results: Any) -> Path:
-        """NAME.json, written after each method, of which `entry` gives a part."""
-        results = {"methods": {}, "bank": None, **results}
-        path = self.place.results / f"{name}.json"
-        for title, method in self.methods(self.trained()[0]).items():
-            results["methods"][title] = entry(self.learned(title, method))
-            path = findings.write(self.place.results, name, results, self.setting)
-        return path
-
-    def fit(
-        self, model: nn.Module, loss: Loss, count: int, seed: int, checkpoint: Path, rows: int | None = None
-    ) -> State:
-        rows = rows or self.place.rows
-        recipe = self.setting.recipe
-        return fit(model, loss, count, recipe, seed=seed, rows=rows, checkpoint=checkpoint, title=self.name)
-
-    # --- LDS ---------------------------------------------------------------------------------------------
-
-    def utility(self, model: nn.Module) -> dict[str, Tensor]:
-        """How well a retrained model does on the queries of both roles: − loss; where models are retrained."""
-        return {
-            role: -losses(self.task, model, self.queries(role), self.place.rows, self.place.device)
-            for role in ("learn", "eval")
-        }
-
-    def train_half(self, indices: np.ndarray, seed: int) -> nn.Module:
-        checkpoint = self.folder / "halves" / f"{seed}.pt"
-        model = self.blank().to(self.place.device)
-        self.train(model, indices, seed, checkpoint)
-        checkpoint.unlink(missing_ok=True)
-        return model
-
-    def bank(self) -> Bank:
-        return Bank.run(
-            self.folder / "bank.npz",
-            train=self.train_half,
-            utility=self.utility,
-            n_train=self.n_train,
-            subsets=self.setting.subsets,
-            alpha=ALPHA,
-            processes=self.place.processes,
-            threads=self.place.threads,
-            name=f"{self.name}, {self.setting!r}",
-        )
-
-    def lds(self) -> Path:
-        """The paper's LDS table and Table 9: λ, k and λ′ searched, with all columns of the study `lds`."""
-        cell = self.cell()
-
-        def entry(method: Method) -> dict[str, Any]:
-            if not isinstance(method, Damped):
-                return lds.measure(cell, [method])
-            return lds.measure(cell, [replace(method, damping=d, relative=False) for d in PAPER_DAMPINGS])
-
-        return self._measured(self.name, {title: partial(entry, m) for title, m in cell.methods.items()})
-
-    def ablations(self) -> Path:
-        """Tables 10 and 12, Figures 1 and 7: other objectives and methods' weights, single groups, noise."""
-        cell = self.cell()
-        studies = {"loss_ablation": loss_ablation, "transfer_methods": transfer_methods}
-        studies |= {"noise_sensitivity": noise_sensitivity}
-        parts = {name: partial(sweep, cell, study.learn) for name, study in studies.items()}
-        parts["group_strength"] = partial(group_strength.measure, cell)
-        return self._measured(f"{self.name}-ablations", parts)
-
-    def _measured(self, name: str, parts: Mapping[str, Callable[[], Any]]) -> Path:
-        """NAME.json, written after each part."""
-        results = {"methods": {}, "bank": findings.bank_entry(self.bank())}
-        for title, part in parts.items():
-            results["methods"][title] = part()
-            path = findings.write(self.place.results, name, results, self.setting)
-        return path
-
-    def cell(self) -> Cell:
-        self.begin()
-        return StudyCell(self)
-
-
-class StudyCell(Cell):
-    """A study as the small ones see a bank."""
-
-    def __init__(self, study: Study) -> None:
-        model = study.trained()[0]
-        super().__init__(
-            study.name, "paper", study.methods(model), load=lambda: model, task=lambda: study.task,
-            train=study.train_data, queries=study.queries, built_for={},
+    def fit(self, indices: np.ndarray, seed: int, rows: int | None = None) -> SingleTrainer:
+        """Trains on these examples, `rows` of them at a time."""
+        recipe: Recipe = self.setting.recipe
+        spec = TrainingSpec(
+            model=lambda seed: self.blank().to(self.place.device), data=self.examples, loss=self.loss,
+            optimizer=partial(optimizer_of, recipe=recipe), schedule=partial(schedule_of, recipe=recipe),
+            epochs=recipe.epochs, batch_size=recipe.batch_size, clip=recipe.max_grad_norm, prepare=self.prepare,
         )  # fmt: skip
-        self.study = study
+        steps = recipe.epochs * -(-len(indices) // recipe.batch_size)
+        with isolated_rng(seed), console.progress(f"training {self.name}", steps, unit="steps") as advance:
+            trainer = PartTrainer(spec, indices, seed)
+            trainer.rows = rows or self.place.rows
+            for batch in trainer.batches:
+                trainer.backward(batch)
+                trainer.step()
+                advance(1)
+            trainer.finish()
+        return trainer
+
+    def index_for(self, method: Method) -> Index:
+        """One for all methods on the same measurement and projection; the most demanding of them builds it."""
+        name, place = index_name(method), self.place
+        if name not in self._built:
+            those = [m for m in self.methods.values() if index_name(m) == name]
+            builder = max(those or [method], key=lambda m: (m.factors, bool(m.extra_measures)))
+            dtype = getattr(self.setting, "store_dtype", "float32")
+            self._built[name] = Index.build(
+                self.model, self.task(), self.train(), self.folder / name / "index", method=builder,
+                groups=self.groups, exclude=self.exclude, batch_size=place.rows, num_workers=place.workers,
+                store_dtype=dtype, memory=place.memory or self.setting.memory,
+            )  # fmt: skip
+        return self._built[name]
 
     @cached_property
     def bank(self) -> Bank:
-        return self.study.bank()
+        self._utility  # noqa: B018  generated queries are there before other processes look for them
+        return Bank.run(
+            self.folder / "bank.npz", train=self.train_half, utility=self.utility, n_train=self.count,
+            subsets=self.setting.subsets, alpha=ALPHA, processes=self.place.processes, threads=self.place.threads,
+            name=f"{self.name}, {self.setting!r}",
+        )  # fmt: skip
 
-    def scores(self, method: Method, role: str) -> GroupScores:
-        return self.study.scores(self.study.index(self.model, method), method, role)
+    def train_half(self, indices: np.ndarray, seed: int) -> nn.Module:
+        return self.fit(indices, seed).model
+
+    def utility(self, model: nn.Module) -> dict[str, Tensor]:
+        """How well a retrained model does on the queries of both roles."""
+        return self._utility(model)
+
+    @cached_property
+    def _utility(self) -> TargetUtility:
+        return TargetUtility(self.task(), {role: self.queries(role) for role in ("learn", "eval")})
+
+    # --- studies ------------------------------------------------------------------------------------------
+
+    def measure(self, name: str, parts: Mapping[str, Callable[[], Any]]) -> Path:
+        """NAME.json with what each part gives; what was measured before is not measured again."""
+        folder = self.folder / "measured" / name
+        found = {title: computed(folder / f"{title}.json", part) for title, part in parts.items()}
+        provenance = {"setting": repr(self.setting), "examples": self.count, **machine()}
+        path = self.place.results / f"{self.name}-{name}.json"
+        write_json(path, {"results": found, "provenance": provenance})
+        return path
+
+    def measure_methods(self, name: str, part: Callable[[str], Any], **more: Callable[[], Any]) -> Path:
+        return self.measure(name, {**more, **{title: partial(part, title) for title in self.methods}})
+
+    def run_lds(self) -> Path:
+        """The paper's LDS table and Table 9: λ, k and λ′ searched, with all columns of the study `lds`."""
+
+        def entry(title: str) -> dict[str, Any]:
+            method = self.methods[title]
+            if not isinstance(method, Damped):
+                return lds.measure(self, [method])
+            return lds.measure(self, [replace(method, damping=d, relative=False) for d in PAPER_DAMPINGS])
+
+        return self.measure_methods("lds", entry, bank=self.describe_bank)
+
+    def run_ablations(self) -> Path:
+        """Tables 10 and 12, Figures 1 and 7: other objectives and methods' weights, single groups, noise."""
+        parts = {name: partial(sweep, self, study.learn) for name, study in SWEPT.items()}
+        return self.measure("ablations", {**parts, "group_strength": partial(group_strength.measure, self)})
+
+    def describe_bank(self) -> dict[str, Any]:
+        masks = self.bank.masks
+        return {
+            "subsets": len(masks),
+            "in each": int(masks[0].sum()),
+            "seconds": float(self.bank.seconds.mean()),
+        }
 
 
-def closest(model: nn.Module, features: int, exclude: tuple[str, ...] = ()) -> str:
+class PartTrainer(SingleTrainer):
+    """A batch goes through the model in parts of `rows` examples, whose gradients add up."""
+
+    rows: int
+
+    def backward(self, batch: Any) -> Tensor:
+        self.optimizer.zero_grad()
+        sizes: list[int] = []
+        map_tensors(batch, lambda x: sizes.append(len(x)))
+        total = torch.zeros(())
+        for start in range(0, sizes[0], self.rows):
+            some = slice(start, start + self.rows)
+            part = to_device(map_tensors(batch, lambda x, some=some: x[some]), device_of(self.model))
+            losses = self.spec.loss(self.model, part)
+            (losses.sum() / sizes[0]).backward()
+            total += losses.detach().sum().cpu() / sizes[0]
+        return total
+
+
+def optimizer_of(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of training; a tail-patch step makes it again."""
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
+    return torch.optim.AdamW(parameters, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay)
+
+
+def schedule_of(optimizer: torch.optim.Optimizer, steps: int, recipe: Recipe) -> LambdaLR:
+    return LambdaLR(optimizer, partial(share_of_peak, steps, recipe))
+
+
+def share_of_peak(steps: int, recipe: Recipe, step: int) -> float:
+    """Of the learning rate: a linear warm-up, then a cosine."""
+    warm = round(recipe.warm_up * steps)
+    if step < warm:
+        return (step + 1) / warm
+    return recipe.final + (1 - recipe.final) * 0.5 * (
+        1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))
+    )
+
+
+def closest(model: nn.Module, features: int) -> str:
     """The two-sided projection whose features are closest in number to k of the paper."""
     shapes = dict(model.named_parameters())
-    named = [tuple(shapes[name].shape) for name in trainable(model, exclude)]
-
-    def width(r: int) -> int:
-        return sum(feature_size(Spec("kron", r), shape) for shape in named)
-
-    r = 1
-    while width(r) < features and width(r + 1) > width(r):
-        r += 1
-    best = min((r - 1, r), key=lambda side: abs(width(side) - features)) if r > 1 else 1
-    return f"kron({best})"
+    named = [tuple(shapes[name].shape) for name in trainable(model)]
+    widths = {r: sum(feature_size(Spec("kron", r), shape) for shape in named) for r in range(1, 129)}
+    return f"kron({min(widths, key=lambda r: abs(widths[r] - features))})"
 
 
 def initial(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -298,17 +274,3 @@ def initial(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
-
-
-def losses(
-    task: Task, model: nn.Module, queries: Mapping[str, Tensor] | Any, rows: int, device: str
-) -> Tensor:
-    """(Q,) of the task's loss, some queries at a time."""
-    from unde.data import Rows, to_device
-
-    data, parts = Rows(queries, task.collate), []
-    with torch.no_grad():
-        for start in range(0, len(data), rows):
-            batch = data.batch(range(start, min(start + rows, len(data))))
-            parts.append(task.loss(model, to_device(batch, torch.device(device))).float().cpu())
-    return torch.cat(parts)

@@ -63,6 +63,10 @@ class Cell:
     _built: dict[str, Index] = field(default_factory=dict)
 
     @cached_property
+    def folder(self) -> Path:
+        return RUNS / self.name
+
+    @cached_property
     def model(self) -> nn.Module:
         return self.load()
 
@@ -80,7 +84,7 @@ class Cell:
         if name not in self._built:
             size = 64 if self.domain == "images" else 32
             dtype = "int8" if method.projection == "none" else "float32"
-            folder, built_for = RUNS / self.name / name / "index", self.built_for[name]
+            folder, built_for = self.folder / name / "index", self.built_for[name]
             self._built[name] = self.build(folder, built_for, batch_size=size, store_dtype=dtype)
         return self._built[name]
 
@@ -98,7 +102,7 @@ class Cell:
 
     def features_path(self, method: Method, role: str) -> Path:
         journey = "-journey" * isinstance(method, JourneyTRAK)
-        return RUNS / self.name / index_name(method) / f"{role}{journey}.safetensors"
+        return self.folder / index_name(method) / f"{role}{journey}.safetensors"
 
     def damped(self, name: str, dampings: Iterable[float]) -> dict[str, tuple[float | None, Method]]:
         """A method at each damping, by title: (damping, method); one that has no damping as it is."""
@@ -126,8 +130,8 @@ class Cell:
 
 def index_name(method: Method) -> str:
     """Methods of one name share an index."""
-    whole, steps = "-whole" * (method.projection == "none"), f"-{method.steps}-steps" * (method.steps > 1)
-    return f"{method.measure}{whole}{steps}"
+    features = {None: "", "none": "-whole"}.get(method.projection, f"-{method.projection}")
+    return method.measure + features + f"-{method.steps}-steps" * (method.steps > 1)
 
 
 # --- the banks -------------------------------------------------------------------------------------------

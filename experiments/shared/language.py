@@ -22,8 +22,8 @@ from unde.evaluate import (
     representation_similarity,
     tail_patch,
 )
-from unde.index import QueryFeatures
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
+from unde.scoring import GroupScores
 from unde.tasks import CausalLM
 
 PROJECTION = "kron(32)"
@@ -113,17 +113,28 @@ def patch_baselines(
     return results
 
 
-def ways_to_weigh(index: Index, learn: QueryFeatures, method: Method) -> dict[str, Weights | None]:
-    """None, and Algorithm 1 of the paper on learning queries, at one k and λ′ for all methods."""
-    return {"unweighted": None, "weighted": learn_weights(index.score(learn, method))}
+def patched(
+    title: str, learn: GroupScores, evaluate: GroupScores, patch: Callable[[Tensor], TailPatch], k: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Tail-patch of the top k of a method, and these, without and with weights.
+
+    Weights are by Algorithm 1 of the paper on learning queries, at one k and λ′ for all methods.
+    """
+    tops = {kind: evaluate.top(k, w).indices for kind, w in ways_to_weigh(learn).items()}
+    found = {kind: patch(top) for kind, top in tops.items()}
+    return gains(title, found, {kind: f.per_token for kind, f in found.items()}), tops
 
 
-def gains(title: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
-    """Paired differences of each way to weigh to none, printed with what was found."""
-    plain = found["unweighted"]
-    differences = {kind: paired(plain, e) for kind, e in found.items() if e is not plain}
-    print(row(title, plain, *(x for kind, d in differences.items() for x in (found[kind], d))), flush=True)
-    return {"differences": {kind: d.as_dict() for kind, d in differences.items()}}
+def ways_to_weigh(learn: GroupScores) -> dict[str, Weights | None]:
+    return {"unweighted": None, "weighted": learn_weights(learn)}
+
+
+def gains(title: str, found: Mapping[str, Any], measured: Mapping[str, Estimate]) -> dict[str, Any]:
+    """What was found, and the paired difference of the measured, which is printed."""
+    difference = paired(measured["unweighted"], measured["weighted"])
+    print(row(title, *measured.values(), difference), flush=True)
+    result = {kind: f.as_dict() for kind, f in found.items()}
+    return result | {"differences": {"weighted": difference.as_dict()}}
 
 
 HEAD = ("w/o w", "w", "difference")  # of what `gains` prints

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.shared.corpora import BATCH, PEAK_LR
-from experiments.shared.language import METHODS, attributed, gains, patch_baselines, ways_to_weigh
+from experiments.shared.language import METHODS, attributed, patch_baselines, patched
 
 PAPER = "Table 4"
 VARIANTS = ("sotu", "wikitext")
@@ -25,9 +25,6 @@ def run(variant: str) -> dict[str, Any]:
     results |= patch_baselines(there, patch, queries, BATCH)
     learn, evaluate = (there.index.features({"input_ids": rows}) for rows in (there.data.learn, queries))
     for title, method in METHODS.items():
-        scores = there.index.score(evaluate, method)
-        ways = ways_to_weigh(there.index, learn, method)
-        found = {kind: patch(scores.top(BATCH, w).indices) for kind, w in ways.items()}
-        results[title] = {"method": str(method)} | {kind: f.as_dict() for kind, f in found.items()}
-        results[title] |= gains(title, {kind: f.per_token for kind, f in found.items()})
+        scores = (there.index.score(features, method) for features in (learn, evaluate))
+        results[title] = {"method": str(method)} | patched(title, *scores, patch, BATCH)[0]
     return results

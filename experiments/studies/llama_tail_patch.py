@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.shared.corpora import LENGTH, PEAK_LR
-from experiments.shared.language import METHODS, attributed, gains, patch_baselines, ways_to_weigh
+from experiments.shared.language import METHODS, attributed, patch_baselines, patched
 from unde.tasks.language import IGNORE
 
 PAPER = "Table 13, Figures 10 and 11"
@@ -54,18 +54,14 @@ def run(variant: str | None) -> dict[str, Any]:
     results |= patch_baselines(there, patch, roles[1][:, SNIPPET:], 1)
     source = snippets[QUERIES : 2 * QUERIES]
     for title in ("TracIn", "LoGRA"):
-        scores = there.index.score(evaluate, METHODS[title])
-        ways = ways_to_weigh(there.index, learn, METHODS[title])
-        tops = {kind: scores.top(1, w).indices[:, 0] for kind, w in ways.items()}
-        found = {kind: patch(top[:, None]) for kind, top in tops.items()}
-        results[title] = {kind: f.as_dict() for kind, f in found.items()}
-        results[title] |= gains(title, {kind: f.per_token for kind, f in found.items()})
-        own = {kind: float((top == source).float().mean()) for kind, top in tops.items()}
+        scores = (there.index.score(features, METHODS[title]) for features in (learn, evaluate))
+        results[title], tops = patched(title, *scores, patch, 1)
+        own = {kind: float((top[:, 0] == source).float().mean()) for kind, top in tops.items()}
         results[title]["own snippet is top-1"] = own
         print(
             "    the snippet's own sequence is top-1:", {kind: f"{share:.0%}" for kind, share in own.items()}
         )
-    plain, weighted = tops["unweighted"], tops["weighted"]
+    plain, weighted = (top[:, 0] for top in tops.values())
     results["qualitative"] = [
         {
             "query": there.data.text(roles[1][q]),

@@ -27,7 +27,7 @@ COUNT = 200  # images
 def learn(cell: Cell, title: str) -> dict[str, Weights]:
     scores = cell.learn_scores(title)
     weights = {loss: learn_weights(scores, objective=loss) for loss in LOSSES}
-    if cell.name in STUDIES:
+    if cell.domain == "diffusion" and cell.name in STUDIES:
         weights["supervised"] = supervised(cell, cell.methods[title])
     return weights
 

@@ -19,6 +19,7 @@ from experiments.shared.paths import RUNS
 from unde import Index, learn_weights
 from unde.evaluate import mislabel_auc
 from unde.methods import TRAK, Method, TracIn
+from unde.scoring import GroupScores
 from unde.tasks import Classification
 
 PAPER = "Table 3"
@@ -56,16 +57,23 @@ def run(variant: str) -> dict[str, Any]:
         learn = index.features(data.learn)
         for name, method in METHODS.items():
             row = results.setdefault(f"{architecture} {name}", {"top": TOP[architecture]})
-            for kind, w in {
-                "unweighted": None,
-                "weighted": learn_weights(index.score(learn, method)),
-            }.items():
-                raw, ratio = (
-                    index.self_influence(w, normalize_top=n, method=method) for n in (None, TOP[architecture])
-                )
-                divisor = raw / ratio  # the sum of the top scores
-                for scale, ranking in (("raw", raw), ("normalised", ratio), ("divisor", divisor)):
-                    row.setdefault(f"{kind} {scale}", []).append(mislabel_auc(ranking, wrong))
+            found = areas(index, method, index.score(learn, method), wrong, TOP[architecture])
+            for kind, area in found.items():
+                row.setdefault(kind, []).append(area)
             print(variant, architecture, name, {k: v[-1] for k, v in row.items() if k != "top"}, flush=True)
     shutil.rmtree(folder)
     return results
+
+
+def areas(
+    index: Index, method: Method, learn: GroupScores, wrong: Any, top: int, subset: list[int] | None = None
+) -> dict[str, float]:
+    """AUC without and with weights, of self-influence, of the ratio to its top scores, and of their sum."""
+    found = {}
+    for kind, w in {"unweighted": None, "weighted": learn_weights(learn)}.items():
+        raw, ratio = (
+            index.self_influence(w, normalize_top=n, subset=subset, method=method) for n in (None, top)
+        )
+        for scale, ranking in (("raw", raw), ("normalised", ratio), ("divisor", raw / ratio)):
+            found[f"{kind} {scale}"] = mislabel_auc(ranking, wrong)
+    return found

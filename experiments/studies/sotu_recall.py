@@ -29,7 +29,7 @@ def run(variant: str | None) -> dict[str, Any]:
         there.index.features({"input_ids": rows}) for rows in (there.data.learn, there.data.evaluate)
     )
     scored = {title: there.index.score(evaluate, method) for title, method in METHODS.items()}
-    ways = {title: ways_to_weigh(there.index, learn, method) for title, method in METHODS.items()}
+    ways = {title: ways_to_weigh(there.index.score(learn, method)) for title, method in METHODS.items()}
     simple = there.baselines(there.data.evaluate)
     results: dict = {}
     for what, truth in relevant.items():
@@ -43,7 +43,7 @@ def run(variant: str | None) -> dict[str, Any]:
         for title, scores in scored.items():
             tops = {kind: scores.top(K, w).indices for kind, w in ways[title].items()}
             found = {kind: _percent(recall_at_k(top, truth)) for kind, top in tops.items()}
-            rows[title] = {kind: e.as_dict() for kind, e in found.items()} | gains(title, found)
+            rows[title] = gains(title, found, found)
     plain, weighted = (
         scored["EKFAC"].top(1, ways["EKFAC"][w]).indices[:, 0] for w in ("unweighted", "weighted")
     )

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from experiments.scale.sources import Source
 from experiments.scale.study import Place
 from PIL import Image
 
@@ -16,7 +15,7 @@ ESTIMATE = {"mean", "ci95", "ci95_total", "queries", "undefined"}
 
 def place(tmp_path, folder, **more):
     return Place(
-        source=Source(folder),
+        data=str(folder),
         out=tmp_path / "out",
         results=tmp_path / "results",
         rows=4,
@@ -61,16 +60,12 @@ def results(path):
     return found["results"]
 
 
-def check_entry(entry):
-    """One method, in the format of all studies."""
-    assert set(entry["rules"]) == {"fixed"}
-    assert set(entry["unweighted"]) == ESTIMATE
-    for rule in entry["rules"].values():
-        assert set(rule) == {"weights", "groups", "estimate", "difference"}
-        assert len(rule["weights"]) == len(rule["groups"]) > 1
-        assert set(rule["estimate"]) == set(rule["difference"]) == ESTIMATE
-        gain = rule["estimate"]["mean"] - entry["unweighted"]["mean"]
-        np.testing.assert_allclose(rule["difference"]["mean"], gain, atol=1e-9)
+def check_patch(entry):
+    """Tail-patch of one method."""
+    [difference] = entry["differences"].values()
+    assert set(difference) == ESTIMATE
+    plain, weighted = (entry[kind]["per_token"]["mean"] for kind in ("unweighted", "weighted"))
+    np.testing.assert_allclose(difference["mean"], weighted - plain, atol=1e-9)
 
 
 def check_lds(entry):

@@ -162,8 +162,8 @@ def test_the_papers_scale_gets_what_follows(monkeypatch):
     asked = []
     fake = types.SimpleNamespace(run=lambda name, arguments: asked.append((name, arguments)))
     monkeypatch.setitem(sys.modules, "experiments.scale", fake)
-    assert command.main(["run", "imagenet", "--scale", "paper", "--data", "/x", "--fewer"]) == 0
-    assert asked == [("imagenet", ["--data", "/x", "--fewer"])]
+    assert command.main(["run", "imagenet-resnet18", "--scale", "paper", "--data", "/x"]) == 0
+    assert asked == [("imagenet-resnet18", ["--data", "/x"])]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import scale_toy
 import torch
 
 import sd_toy  # isort: skip  (its folder is put on the path by scale_toy)
-from experiments.scale.diffusion import Generation
-from experiments.scale.pokemon import Pokemon
-from experiments.scale.settings import ARTBENCH2, CATEGORIES, CIFAR2, NARUTO, SB_POKEMON, FineGrained, Recipe
+from experiments.scale.diffusion import Generation, Pokemon
+from experiments.scale.settings import ARTBENCH2, CATEGORIES, CIFAR2, NARUTO, SB_POKEMON, Recipe
 
 from unde import UndeError
 
@@ -35,10 +34,11 @@ def pipeline(tmp_path_factory):
 def test_a_ddpm_end_to_end(tmp_path, monkeypatch):
     folder = scale_toy.images(tmp_path / "cifar", ["automobile", "horse", "ship"], 6, side=8)
     study = Generation(replace(CIFAR2, unet=UNET, train=10, **SMALL), scale_toy.place(tmp_path, folder))
-    found = scale_toy.results(study.lds())
-    assert set(found["methods"]) == {"TracIn", "TRAK", "Journey-TRAK", "D-TRAK", "DAS"}
-    assert [found["bank"][what] for what in ("subsets", "examples", "in each")] == [16, 10, 5]
-    for entry in found["methods"].values():
+    found = scale_toy.results(study.run_lds())
+    bank = found.pop("bank")
+    assert [bank["subsets"], bank["in each"], study.count] == [16, 5, 10]
+    assert set(found) == {"TracIn", "TRAK", "Journey-TRAK", "D-TRAK", "DAS"}
+    for entry in found.values():
         scale_toy.check_lds(entry)
     assert {name.split("/")[0] for name in study.pictures.names} == {"automobile", "horse"}
     learn, evaluate = study.samples("learn"), study.samples("eval")
@@ -49,22 +49,22 @@ def test_lora_and_recall_end_to_end(tmp_path, pipeline, monkeypatch):
     names = [name for those in CATEGORIES.values() for name in those]
     folder = scale_toy.images(tmp_path / "pokemon", [n.replace(" ", "_") for n in names], 1, side=8)
     setting = replace(SB_POKEMON, train=30, rank=2, **SMALL)
-    fine = FineGrained(learn=5, repeats=1, k=3)
     monkeypatch.setitem(CATEGORIES, "style", CATEGORIES["style"][:4])  # fewer combinations: 5 × 2 × 5
     monkeypatch.setitem(CATEGORIES, "background", CATEGORIES["background"][:2])
     setting = replace(setting, classes=tuple(n for those in CATEGORIES.values() for n in those), train=16)
-    study = Pokemon(setting, scale_toy.place(tmp_path, folder, model=pipeline), fine)
-    found = scale_toy.results(study.recall())["methods"]["D-TRAK"]
-    assert set(found["rules"]) == {"subject", "style", "background"}
+    setting = replace(setting, fine_learn=5, repeats=1, k=3)
+    study = Pokemon(setting, scale_toy.place(tmp_path, folder, model=pipeline))
+    found = scale_toy.results(study.run_recall())
+    assert set(found["weights"]) == {"subject", "style", "background"}
     for split in ("train", "validation"):
-        assert set(found[split]["recall"]) == {"none", *found["rules"]}
+        assert set(found[split]["recall"]) == {"none", *found["weights"]}
         assert found[split]["recall"]["none"]["all"]["queries"] == 5 * 2 * 1
     data = study.attributes
     for attribute, those in CATEGORIES.items():  # one contributor for each category
         assert sorted(data.labels[attribute][data.labels[attribute] >= 0]) == list(range(len(those)))
     assert data.prompt(style=2, subject=9, background=0) == "A risograph print of Eevee, in a misty marsh"
 
-    model = study.trained()[0]
+    model = study.model
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
         name for name, _ in model.named_parameters() if "lora_" in name
     }
@@ -78,7 +78,7 @@ def test_halves_start_alike_and_share_frozen_weights(tmp_path, pipeline):
     for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
         assert torch.equal(a, b)
         assert (a is b) != ("lora_" in name)
-    study.train(one, np.arange(4), 1, tmp_path / "checkpoint.pt")
+    one = study.train_half(np.arange(4), 1)
     changed = [
         name
         for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters())
@@ -102,8 +102,8 @@ def test_captions_are_prompts_and_queries(tmp_path, pipeline):
 def test_what_is_missing_is_said(tmp_path, pipeline):
     folder = scale_toy.images(tmp_path / "art", ["cubism", "realism"], 2, side=8)
     with pytest.raises(UndeError, match="no images of class 'post-impressionism', there are cubism, realism"):
-        Generation(ARTBENCH2, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()
+        Generation(ARTBENCH2, scale_toy.place(tmp_path, folder, model=pipeline)).train()
     with pytest.raises(UndeError, match=r"have no captions: expected images with metadata.jsonl"):
-        Generation(NARUTO, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()
+        Generation(NARUTO, scale_toy.place(tmp_path, folder, model=pipeline)).train()
     with pytest.raises(UndeError, match="--model FOLDER with a Stable Diffusion 1 pipeline"):
         Generation(ARTBENCH2, scale_toy.place(tmp_path, folder)).blank()

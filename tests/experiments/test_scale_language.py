@@ -8,15 +8,12 @@ import scale_toy
 import torch
 
 import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
-from experiments.scale.findings import kept
-from experiments.scale.language import WikiText
-from experiments.scale.llama import OpenWebText, continued
+from experiments.scale.language import OpenWebText, WikiText, continued
 from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
 from experiments.scale.sources import sequences
 
 from refusals import refused
 from unde import UndeError
-from unde.evaluate import Estimate, TailPatch
 
 CONFIG = {
     "vocab_size": 300, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
@@ -44,45 +41,49 @@ def folder(tmp_path):
 
 def test_lds_and_tail_patch_end_to_end(tmp_path, folder, tokenizer, monkeypatch):
     study = WikiText(TINY, scale_toy.place(tmp_path, folder, model=tokenizer))
-    found = scale_toy.results(study.lds())
-    assert set(found["methods"]) == {"TracIn", "TRAK", "LoGRA", "EKFAC"}
-    for entry in found["methods"].values():
+    found = scale_toy.results(study.run_lds())
+    assert found.pop("bank")["subsets"] == 16
+    assert set(found) == {"TracIn", "TRAK", "LoGRA", "EKFAC"}
+    for entry in found.values():
         scale_toy.check_lds(entry)
         assert len(entry["groups"]) == 4  # the four matrices of the block, nothing else
-    used = {title: entry["methods"][0] for title, entry in found["methods"].items()}
+    used = {title: entry["methods"][0] for title, entry in found.items()}
     assert "kron(4)" in used["TRAK"] and "kron(6)" in used["EKFAC"]
 
-    found = scale_toy.results(study.patches())
-    assert found["k"] == 3 and set(found["random"]) == scale_toy.ESTIMATE
-    for entry in found["methods"].values():
-        scale_toy.check_entry(entry)
-    assert len(list((study.folder / "tail-patch").glob("*.npz"))) == 1 + 2 * 4
+    found = scale_toy.results(study.run_patches())
+    random = found["random"]
+    assert random["k"] == 3 and set(random["per_token"]) == scale_toy.ESTIMATE
+    assert set(found) == {"random", "TracIn", "TRAK", "LoGRA", "EKFAC"}
+    for title in ("TracIn", "TRAK", "LoGRA", "EKFAC"):
+        scale_toy.check_patch(found[title])
 
     def refuse(*_, **__):
         raise AssertionError("patched again")
 
     monkeypatch.setattr("experiments.scale.language.tail_patch", refuse)
     again = WikiText(TINY, study.place)
-    assert scale_toy.results(again.patches()) == found
+    assert scale_toy.results(again.run_patches()) == found
 
 
 def test_texts_are_joined_and_cut(tmp_path, folder, tokenizer):
     study = WikiText(TINY, scale_toy.place(tmp_path, folder, model=tokenizer))
-    tokens = study.train_data().rows(range(20))
+    tokens = study.train().rows(range(20))
     assert tokens.shape == (20, 8)
     text = hf_toy.tokenizer().decode(tokens.flatten().tolist())
     assert "".join(hf_toy.LINES[:5]).startswith(text)
 
 
 def test_what_is_missing_is_said(tmp_path, folder, tokenizer):
-    refused("no tokenizer: give --model FOLDER", WikiText(TINY, scale_toy.place(tmp_path, folder)).train_data)
-    with pytest.raises(UndeError, match=r"holds no tokenizer \(tokenizer.json or vocab.json\)"):
-        WikiText(TINY, scale_toy.place(tmp_path, folder, model=folder)).train_data()
-    with pytest.raises(UndeError, match=r"sequences of 8 tokens in the train split.*--fewer"):
-        WikiText(replace(TINY, train=10**6), scale_toy.place(tmp_path, folder, model=tokenizer)).train_data()
+    refused(
+        "no tokenizer in None: give --model FOLDER", WikiText(TINY, scale_toy.place(tmp_path, folder)).train
+    )
+    with pytest.raises(
+        UndeError, match=r"no tokenizer in .*wiki: give --model FOLDER with GPT-2's tokenizer"
+    ):
+        WikiText(TINY, scale_toy.place(tmp_path, folder, model=folder)).train()
     small = replace(TINY, config={**CONFIG, "vocab_size": 100})
     with pytest.raises(UndeError, match="300 tokens, the model 100"):
-        WikiText(small, scale_toy.place(tmp_path, folder, model=tokenizer)).train_data()
+        WikiText(small, scale_toy.place(tmp_path, folder, model=tokenizer)).train()
 
 
 LLAMA = replace(
@@ -106,18 +107,17 @@ def llama(tmp_path_factory):
 def test_llama_tail_patch_end_to_end(tmp_path, llama, monkeypatch):
     folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
     study = OpenWebText(LLAMA, scale_toy.place(tmp_path, folder, model=llama))
-    found = scale_toy.results(study.patches())
-    assert set(found["methods"]) == {"TracIn", "LoGRA"} and found["bank"] is None
-    for entry in found["methods"].values():
-        own = entry.pop("own snippet is top-1")
-        assert set(own) == {"unweighted", "fixed"}
-        scale_toy.check_entry(entry)
-        assert len(entry["rules"]["fixed"]["groups"]) == 7  # matrices of one block
+    found = scale_toy.results(study.run_patches())
+    assert found.pop("random")["k"] == 1 and set(found) == {"TracIn", "LoGRA"}
+    for title, entry in found.items():
+        assert set(entry["own snippet is top-1"]) == {"unweighted", "weighted"}
+        scale_toy.check_patch(entry)
+        assert len(study.learn_scores(title).groups) == 7  # matrices of one block
     queries = study.queries("eval")
     assert queries["input_ids"].shape == (5, 12)
     assert (queries["labels"][:, :4] == -100).all() and (queries["labels"][:, 4:] >= 0).all()
     sources = study._generated["eval sources"]
-    assert torch.equal(queries["input_ids"][:, :4], study.train_data().rows(sources)[:, :4])
+    assert torch.equal(queries["input_ids"][:, :4], study.train().rows(sources)[:, :4])
     assert not set(sources.tolist()) & set(study._generated["learn sources"].tolist())
 
 
@@ -138,25 +138,11 @@ def test_continuations_follow_the_model(llama):
 def test_llama_needs_its_folder(tmp_path):
     folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
     with pytest.raises(UndeError, match="--model FOLDER with Llama-3-8B-Instruct"):
-        OpenWebText(LLAMA, scale_toy.place(tmp_path, folder)).patches()
+        OpenWebText(LLAMA, scale_toy.place(tmp_path, folder)).run_patches()
 
 
 def test_what_is_left_over_goes_into_the_next_block(tmp_path):
     lines = hf_toy.LINES
-    whole = sequences(tmp_path / "a", [lines], hf_toy.tokenizer(), 7, 25, False, "lines").rows(range(25))
-    parts = sequences(tmp_path / "b", [[line] for line in lines], hf_toy.tokenizer(), 7, 25, False, "lines")
+    whole = sequences(tmp_path / "a", [lines], hf_toy.tokenizer(), 7, 25, "lines").rows(range(25))
+    parts = sequences(tmp_path / "b", [[line] for line in lines], hf_toy.tokenizer(), 7, 25, "lines")
     np.testing.assert_array_equal(parts.rows(range(25)), whole)
-    with pytest.raises(UndeError, match="made for sequences of another length"):
-        sequences(tmp_path / "a", [lines], hf_toy.tokenizer(), 7, 20, False, "lines")
-
-
-def test_a_kept_tail_patch_is_for_the_same_proponents_only(tmp_path):
-    made = []
-
-    def make():
-        made.append(Estimate(np.array([1.0 + len(made), 2.0])))
-        return TailPatch(made[-1], made[-1])
-
-    for indices, count in (([[0], [1]], 1), ([[0], [1]], 1), ([[0], [2]], 2)):
-        found = kept(tmp_path / "x.npz", torch.tensor(indices), make)
-        assert len(made) == count and found.per_token.mean == made[-1].mean

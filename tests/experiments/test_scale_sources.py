@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import scale_toy
-from experiments.scale.sources import Source, enough, of_classes, pictures, texts
+from experiments.scale.sources import enough, of_classes, pictures, texts
 
 from refusals import refused
 from unde import UndeError
@@ -15,7 +15,7 @@ def as_dataset(folder):
     """The images of a folder as a data set with named classes."""
     import datasets
 
-    found = pictures(Source(folder), "train", LAYOUT)
+    found = pictures(str(folder), "train", LAYOUT)
     rows = {"img": [], "label": found.labels.tolist()}
     for name in found.names:
         rows["img"].append({"bytes": (folder / name).read_bytes(), "path": None})
@@ -32,9 +32,9 @@ def test_images_are_the_same_from_every_layout(tmp_path):
     datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "disk"))
     (tmp_path / "parquet" / "data").mkdir(parents=True)
     rows.to_parquet(str(tmp_path / "parquet" / "data" / "train-00000-of-00001.parquet"))
-    first = pictures(Source(plain), "train", LAYOUT)
+    first = pictures(str(plain), "train", LAYOUT)
     for name in ("splits", "disk", "parquet"):
-        found = pictures(Source(tmp_path / name), "train", LAYOUT)
+        found = pictures(str(tmp_path / name), "train", LAYOUT)
         assert found.classes == ["cat", "dog"] and found.labels.tolist() == first.labels.tolist()
         for i in range(6):
             np.testing.assert_array_equal(found.pixels(i, 12), first.pixels(i, 12))
@@ -44,31 +44,28 @@ def test_a_data_set_is_loaded_by_name_only_if_one_is_named(tmp_path, monkeypatch
     asked = []
     rows = as_dataset(scale_toy.images(tmp_path / "plain", ["cat", "dog"], 2))
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: asked.append((a, k)) or rows)
-    with pytest.raises(
-        UndeError, match=r"nothing to read: give --data FOLDER \(or --dataset NAME\) with such"
-    ):
-        pictures(Source(), "train", LAYOUT)
+    with pytest.raises(UndeError, match=r"nothing to read: give --data FOLDER \(or hf:NAME\) with such"):
+        pictures("", "train", LAYOUT)
     assert not asked
-    assert len(pictures(Source(dataset="some/where:small"), "train", LAYOUT)) == 4
+    assert len(pictures("hf:some/where:small", "train", LAYOUT)) == 4
     assert asked == [(("some/where", "small"), {"split": "train"})]
 
 
-def test_classes_are_balanced_and_numbered_as_asked(tmp_path):
+def test_classes_are_balanced_and_numbered_as_asked(tmp_path, capsys):
     folder = scale_toy.images(tmp_path / "x", ["Dog", "big_cat", "cow"], 4)
-    found = pictures(Source(folder), "train", LAYOUT)
-    taken = of_classes(found, ["big cat", "dog"], 6, fewer=False, layout=LAYOUT)
+    found = pictures(str(folder), "train", LAYOUT)
+    taken = of_classes(found, ["big cat", "dog"], 6, LAYOUT)
     assert taken.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert [name.split("/")[0] for name in taken.names] == ["big_cat"] * 3 + ["Dog"] * 3
-    with pytest.raises(UndeError, match="4 images of class 'dog', the setting has 10"):
-        of_classes(found, ["dog"], 10, fewer=False, layout=LAYOUT)
-    assert len(of_classes(found, ["dog"], 10, fewer=True, layout=LAYOUT)) == 4
+    assert len(of_classes(found, ["dog"], 10, LAYOUT)) == 4
+    assert "4 images of class 'dog', the setting has 10" in capsys.readouterr().err
 
 
 def test_texts_of_a_split(tmp_path):
     folder = scale_toy.tables(tmp_path / "t", {"train": ["a", "", "b"], "valid": ["c"], "test_x": ["d"]})
-    assert [t for some in texts(Source(folder), "train", LAYOUT, batch=2) for t in some] == ["a", "", "b"]
-    assert list(texts(Source(folder), "validation", LAYOUT)) == [["c"]]
-    assert list(texts(Source(folder), "test", LAYOUT)) == [["d"]]
+    assert [t for some in texts(str(folder), "train", LAYOUT, batch=2) for t in some] == ["a", "", "b"]
+    assert list(texts(str(folder), "validation", LAYOUT)) == [["c"]]
+    assert list(texts(str(folder), "test", LAYOUT)) == [["d"]]
 
 
 @pytest.mark.parametrize(
@@ -87,18 +84,18 @@ def test_what_is_wrong_with_a_folder_of_texts(tmp_path, files, message):
     folder = tmp_path if files else tmp_path / "data"
     if files:
         (tmp_path / "data").rmdir()
-    refused(message, list, texts(Source(folder), "train", LAYOUT))
+    refused(message, list, texts(str(folder), "train", LAYOUT))
 
 
 def test_what_is_wrong_with_a_folder_of_images(tmp_path):
-    refused(r"no folder .*nowhere: expected such", pictures, Source(tmp_path / "nowhere"), "train", LAYOUT)
+    refused(r"no folder .*nowhere: expected such", pictures, str(tmp_path / "nowhere"), "train", LAYOUT)
     scale_toy.images(tmp_path / "x", ["cat", "dog"], 2)
     (tmp_path / "x" / "cat" / "0.png").write_text("no image")
-    refused("cannot read an image", pictures(Source(tmp_path / "x"), "train", LAYOUT).pixels, 0, 4)
+    refused("cannot read an image", pictures(str(tmp_path / "x"), "train", LAYOUT).pixels, 0, 4)
     (tmp_path / "x" / "metadata.jsonl").write_text('{"file_name": "cat/0.png"}\n')
     with pytest.raises(UndeError, match=r"has no column 'text', only image: expected such"):
-        pictures(Source(tmp_path / "x"), "train", LAYOUT)
+        pictures(str(tmp_path / "x"), "train", LAYOUT)
 
 
 def test_nothing_is_never_enough():
-    refused("0 images", enough, 0, 3, "images", fewer=True)
+    refused("no images: the setting has 3", enough, 0, 3, "images")

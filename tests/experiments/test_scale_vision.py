@@ -7,10 +7,8 @@ import pytest
 import scale_toy
 import torch
 from experiments.scale.settings import RESNET18, VIT_B16, Recipe
+from experiments.scale.study import PartTrainer
 from experiments.scale.vision import ImageNet
-
-from refusals import refused
-from unde import UndeError
 
 TINY = replace(
     RESNET18,
@@ -28,37 +26,37 @@ def folder(tmp_path):
 
 
 def test_lds_and_wrong_labels_end_to_end(tmp_path, folder, monkeypatch):
-    study = ImageNet(TINY, scale_toy.place(tmp_path, folder), "resnet18")
-    found = scale_toy.results(study.lds())
-    assert set(found["methods"]) == {"TracIn", "TRAK"}
-    assert found["bank"]["subsets"] == 16 and found["bank"]["in each"] == 9
-    for entry in found["methods"].values():
+    study = ImageNet(TINY, scale_toy.place(tmp_path, folder))
+    first = scale_toy.results(study.run_lds())
+    found, bank = dict(first), first["bank"]
+    assert found.pop("bank")["subsets"] == 16 and bank["in each"] == 9
+    assert set(found) == {"TracIn", "TRAK"}
+    for entry in found.values():
         scale_toy.check_lds(entry)
         assert entry["unweighted"]["queries"] == 5
-    assert len(found["methods"]["TRAK"]["methods"]) == 5  # the paper's λ
+    assert len(found["TRAK"]["methods"]) == 5  # the paper's λ
 
-    found = scale_toy.results(study.ablations())["methods"]
+    found = scale_toy.results(study.run_ablations())
     assert set(found) == {"loss_ablation", "transfer_methods", "noise_sensitivity", "group_strength"}
     assert set(found["transfer_methods"]["TRAK"]["columns"]) == {"TracIn", "TRAK"}
 
-    found = scale_toy.results(study.mislabel())
-    for entry in found["methods"].values():
-        assert 0 <= entry["unweighted"]["auc"] <= 1 and entry["unweighted"]["examples"] == 12
-        assert set(entry["rules"]) == {"fixed"}
+    found = scale_toy.results(study.run_mislabel())
+    assert set(found) == {"TracIn", "TRAK"}
+    for entry in found.values():
+        assert "unweighted normalised" in entry and "weighted normalised" in entry
+        assert all(0 <= area <= 1 for area in entry.values())
 
     def refuse(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("experiments.scale.study.fit", refuse)
-    assert (
-        scale_toy.results(ImageNet(TINY, study.place, "resnet18").lds())["bank"]
-        == scale_toy.results(study.lds())["bank"]
-    )
-    refused("begun with setting", ImageNet(replace(TINY, subsets=17), study.place, "resnet18").lds)
+    monkeypatch.setattr(PartTrainer, "step", refuse)
+    assert str(scale_toy.results(ImageNet(TINY, study.place).run_lds())) == str(first)
+    with pytest.raises(AssertionError, match="trained again"):  # another setting has a folder of its own
+        ImageNet(replace(TINY, subsets=17), study.place).run_lds()
 
 
 def test_roles_are_disjoint_and_labels_are_corrupted_as_often_as_asked(tmp_path, folder):
-    study = ImageNet(TINY, scale_toy.place(tmp_path, folder), "resnet18", corrupted=True)
+    study = ImageNet(replace(TINY, mislabelled=True), scale_toy.place(tmp_path, folder))
     pixels = {
         role: {image.tobytes() for image in study._data[role][0]} for role in ("train", "learn", "eval")
     }
@@ -69,11 +67,9 @@ def test_roles_are_disjoint_and_labels_are_corrupted_as_often_as_asked(tmp_path,
     assert torch.equal(given != study._data["train"][1], wrong)
 
 
-def test_too_few_images_are_taken_only_if_asked(tmp_path, folder):
-    big = replace(TINY, train=1000)
-    with pytest.raises(UndeError, match=r"20 training images, the setting has 1,000.*--fewer"):
-        ImageNet(big, scale_toy.place(tmp_path, folder), "resnet18").train_data()
-    assert len(ImageNet(big, scale_toy.place(tmp_path, folder, fewer=True), "resnet18").train_data()) == 20
+def test_fewer_images_are_taken_with_a_word(tmp_path, folder, capsys):
+    assert len(ImageNet(replace(TINY, train=1000), scale_toy.place(tmp_path, folder)).train()) == 20
+    assert "20 training images, the setting has 1,000" in capsys.readouterr().err
 
 
 def test_a_vit_trains_too(tmp_path, folder):
@@ -86,7 +82,7 @@ def test_a_vit_trains_too(tmp_path, folder):
         recipe=Recipe(epochs=2, batch_size=8, lr=1e-2, weight_decay=0.0, warm_up=0.3), train=18, learn=4, evaluate=5,
         side=8, stored=10,
     )  # fmt: skip
-    study = ImageNet(tiny, scale_toy.place(tmp_path, folder), "vit-b16")
+    study = ImageNet(tiny, scale_toy.place(tmp_path, folder))
     model = study.train_half(np.arange(9), seed=1)
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), study.blank().parameters()))
     assert study.utility(model)["eval"].shape == (5,)
