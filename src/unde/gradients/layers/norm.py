@@ -55,11 +55,31 @@ class RMSNorm(Rule):
         return x  # autograd keeps it anyway
 
     def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
-        shape = tuple(self.module.weight.shape)
-        each = (g * F.rms_norm(saved, shape, eps=self.module.eps)).reshape(
-            batch, -1, self.module.weight.numel()
-        )
+        each = (g * self.normalized(saved)).reshape(batch, -1, self.module.weight.numel())
         out.add("weight", self.projections["weight"](each.sum(1)))
+
+    def normalized(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, tuple(self.module.weight.shape), eps=getattr(self.module, "eps", None))
+
+
+@register_where(lambda m: type(m).__name__.endswith("RMSNorm") and hasattr(m, "weight"))
+class LibraryRMSNorm(RMSNorm):
+    """Hugging Face's RMS norms. Statistics are taken in float32, as these modules do."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        eps = next(
+            (getattr(self.module, a) for a in ("variance_epsilon", "eps") if hasattr(self.module, a)), 1e-6
+        )
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=eps)
+
+
+@register_where(lambda m: hasattr(m, "variance_epsilon") and [*m._parameters] == ["weight"])
+class ScaleNorm(LibraryRMSNorm):
+    """T5's, which it calls a LayerNorm: statistics in float32, the rest in the type of the input."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        square = x.float().square().mean(-1, keepdim=True)
+        return x * torch.rsqrt(square + self.module.variance_epsilon)
 
 
 def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
