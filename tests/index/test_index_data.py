@@ -82,11 +82,11 @@ class Drifting(Examples):
 def test_data_that_changes_after_the_first_look_is_refused(tmp_path, monkeypatch):
     """The same when it is looked at before the build and when it is built, another content after."""
     with pytest.raises(UndeError, match="example 12 reads differently"):
-        toy.build(tmp_path / "i", train_data=Drifting(4))
+        toy.build(tmp_path / "i", train_data=Drifting(5))
     # Two examples are compared beforehand; the second checkpoint's pass sees that another has changed.
     monkeypatch.setattr(fingerprints, "SAMPLED", 2)
     with pytest.raises(UndeError, match="example 12 reads differ"):
-        toy.build(tmp_path / "j", train_data=Drifting(3), checkpoints=toy.states(1, 2))
+        toy.build(tmp_path / "j", train_data=Drifting(5), checkpoints=toy.states(1, 2))
 
 
 @pytest.mark.parametrize("sampled", [64, 2])
@@ -126,7 +126,7 @@ def test_another_length_between_runs_is_refused(tmp_path):
 
 class Shrinking(Examples):
     def on_read(self, i):
-        if self.reads[5] == 4:  # the build itself, after the first looks
+        if self.reads[5] == 5:  # the build itself, after the first looks
             del self.rows[20:]
 
 

@@ -107,8 +107,8 @@ def test_two_documents_of_one_name_stay_two():
     [
         ({"by": ["a"] * 11}, "11 names for 12 training examples: expected one for each"),
         ({"queries": ["a"] * 6}, "6 names for 5 queries: expected one for each"),
-        ({"by": "document"}, "a name for each of the training examples was expected, there is a str"),
-        ({"by": 3}, "there is a int"),
+        ({"by": "document"}, "expected a list with a name for each of the training examples, got .document."),
+        ({"by": 3}, "got 3"),
         ({"by": documents(["a:1", "a:2"])}, "2 names for 12"),
     ],
 )

@@ -122,7 +122,9 @@ class LayerBlocks(BoundKernel):
                 here.check(*seen)
         return FittedLayers(source, inverses, duals)
 
-    def _damp(self, name: str, side: int, measured: tuple[float, float], whole: float) -> numbers.Damped:
+    def _damp(
+        self, name: str, side: int, measured: tuple[float, float], whole: float
+    ) -> numbers.DampedMatrix:
         unit = whole if self.damping_scope == "model" else None
         here = numbers.damp(
             side, measured, self.damping, self.relative, self._widths[name], self.sizes.rounding, unit

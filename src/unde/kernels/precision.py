@@ -82,7 +82,7 @@ def assemble(panels: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Damped:
+class DampedMatrix:
     """ΦᵀΦ + λI, `width` columns of Φ, or ΦΦᵀ + λI: what is known of it before it is inverted.
 
     `rounding` is that of the entries of Φ as they are stored, `unit` what a relative λ is a multiple of.
@@ -138,7 +138,7 @@ def damp(
     width: int,
     rounding: float = 0.0,
     unit: float | None = None,
-) -> Damped:
+) -> DampedMatrix:
     """λ of a matrix with this norm and trace; a multiple of `unit`, by default the mean diagonal of ΦᵀΦ."""
     norm, trace = measured
     if not math.isfinite(norm):
@@ -150,7 +150,7 @@ def damp(
         raise UndeError("all features of the index are zero: has the loss a gradient?")
     unit = trace / width if unit is None else unit
     lam = damping_value(damping, relative, unit)
-    return Damped(side, norm, trace, lam, unit if relative else None, rounding)
+    return DampedMatrix(side, norm, trace, lam, unit if relative else None, rounding)
 
 
 def check_rounding(
