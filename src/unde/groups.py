@@ -94,6 +94,17 @@ class Groups:
             )
         return [where[p] for p in parameters]
 
+    def merge(self, names: Mapping[str, Sequence[str]]) -> Groups:
+        """Coarser groups, {new name: names of present groups}.
+
+        >>> Groups({"a": ("w",), "b": ("v", "u")}).merge({"both": ["a", "b"]}).members
+        {'both': ('w', 'v', 'u')}
+        """
+        for name in (name for old in names.values() for name in old):
+            if name not in self.members:
+                raise unknown("group", name, self.names)
+        return Groups({new: tuple(p for g in old for p in self.members[g]) for new, old in names.items()})
+
     @classmethod
     def by_tensor(cls, model: nn.Module, *, exclude: Iterable[str] = ()) -> Groups:
         """One group for each parameter tensor.

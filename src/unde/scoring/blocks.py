@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -216,3 +217,15 @@ def check_finite(scores: Tensor, what: str) -> Tensor:
     if scores.numel() and not torch.stack(torch.aminmax(scores)).isfinite().all():
         raise UndeError(f"{what} are beyond the range of float32: divide {_WAY_OUT}")
     return scores
+
+
+def in_range(etas: Sequence[float], reach: Sequence[float], blocks: Sequence[Tensor]) -> bool:
+    """Whether norms bound all products below the largest float32, so that none has to be read again."""
+    return sum(abs(eta) * r * float(block.norm()) for eta, r, block in zip(etas, reach, blocks)) < HUGE
+
+
+def empty(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Uninitialized numbers; NumPy requests huge pages, which makes filling large results several times faster."""
+    return (
+        torch.from_numpy(np.empty(shape, np.float32)) if device == CPU else torch.empty(shape, device=device)
+    )

@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unde import console
 from unde.default_device import host_default
 from unde.devices import CPU, put
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError
 from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike, pick
-from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_underflow, cut
+from unde.scoring.blocks import ScoreRange, TopK, check_underflow, cut, empty, in_range
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QuerySide, multiply_groups, sum_products
 from unde.scoring.train_features import TrainFeatures
@@ -122,7 +121,7 @@ class GroupScores(Scores):
         tensor([[1., 2.]])
         """
         w = self.align_weights(weights)
-        out = _empty(self.shape, self._result_device(4 * math.prod(self.shape)))
+        out = empty(self.shape, self._result_device(4 * math.prod(self.shape)))
         here = out if out.device == self.train.device else None
         for rows, q, part in self.totals(w, into=here):
             if here is None or not self.method.linear or self.method.groupwise:  # else it is in place
@@ -203,11 +202,7 @@ class GroupScores(Scores):
         >>> scores.regroup({"encoder": ["layer.0", "layer.1"], "head": ["fc"]})  # doctest: +SKIP
         """
         if not isinstance(groups, Groups):
-            for name in (name for names in groups.values() for name in names):
-                if name not in self.partition.members:
-                    raise unknown("group", name, self.groups)
-            members = self.partition.members
-            groups = Groups({new: tuple(p for g in old for p in members[g]) for new, old in groups.items()})
+            groups = self.partition.merge(groups)
         groups.of(self.train.units)
         if self.default_weights is not None:
             console.note(
@@ -233,7 +228,7 @@ class GroupScores(Scores):
 
     def _contributions(self, queries: slice, device: torch.device) -> Tensor:
         start, stop, _ = queries.indices(len(self))
-        out = _empty((stop - start, len(self.partition), self.train.examples), device)
+        out = empty((stop - start, len(self.partition), self.train.examples), device)
         for block in cut(slice(start, stop), self._queries_at_once):
             here = out[block.start - start : block.stop - start]
             into = here.transpose(0, 1) if device == self.train.device else None
@@ -272,7 +267,7 @@ class GroupScores(Scores):
                     (m, count, rows.stop - rows.start),
                     None if into is None else into[:, :, rows],
                 )
-                if not (cpu and sizes.ordinary and self._in_range(reach, some)):
+                if not (cpu and sizes.ordinary and in_range(self.train.checkpoint_weights, reach, some)):
                     sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
@@ -286,11 +281,6 @@ class GroupScores(Scores):
         if len(suspects):
             blocks = (block for _, block in self.train.runs())
             check_underflow(suspects, self.select_block(suspects).query_side.precondition(w), blocks)
-
-    def _in_range(self, reach: list[float], blocks: Sequence[Tensor]) -> bool:
-        """Whether norms bound all products below the largest float32, so that none has to be read again."""
-        bounds = zip(self.train.checkpoint_weights, reach, blocks)
-        return sum(abs(eta) * r * float(block.norm()) for eta, r, block in bounds) < HUGE
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -406,10 +396,3 @@ class GroupScores(Scores):
     @cached_property
     def extra_values(self) -> Tensor:
         return self.train.extra_values()
-
-
-def _empty(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Uninitialized numbers; NumPy requests huge pages, which makes filling large results several times faster."""
-    return (
-        torch.from_numpy(np.empty(shape, np.float32)) if device == CPU else torch.empty(shape, device=device)
-    )
