@@ -77,8 +77,8 @@ BANKS = {
         "SB-Pokemon: 600 pictures of 256 × 256, LoRA of rank 128 on Stable Diffusion",
     ),
     "finetuned-unet": Setting(
-        "robots, one order",
-        "the same pictures and model, trained in the same order, judged at 50 timesteps",
+        "robots, one start",
+        "the same pictures and model, fine-tuned from one start, judged at 50 timesteps",
         "SB-Pokemon: 600 pictures of 256 × 256, LoRA of rank 128 on Stable Diffusion",
     ),
 }

@@ -1,8 +1,8 @@
-"""Robots once more, trained so that retrained models can be compared: LoRA, one start, one order for each seed.
+"""Robots once more: LoRA on half of the pictures, always from the same start.
 
 The pictures are those of `robots`. A seed fixes the order of all 600 pictures in each epoch, and the timestep and noise
-of each picture there; training on some of them leaves the others out of that order. Two models of a seed then differ
-by their pictures alone.
+of each picture there; training on some of them leaves the others out of that order. Each half of the bank has a seed of
+its own, so its models differ by their order, too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def utility(model: UNet2DConditionModel) -> dict[str, Tensor]:
 
 def recipe() -> Recipe:
     return Recipe(
-        name="LoRA on half of 600 pictures of robots, in one order",
+        name="LoRA on half of 600 pictures of robots, from one start",
         train=train,
         utility=utility,
         n_train=N,
