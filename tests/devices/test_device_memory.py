@@ -23,9 +23,9 @@ def data(n=300):
     return torch.randn(n, 20), torch.randint(3, (n,))
 
 
-def build_wide(folder, model, **options):
+def build_wide(folder, model, examples=300, **options):
     options = {"method": "tracin", "projection": "kron(4)", "progress": False} | options
-    return Index.build(model, Classification(), data(), folder, **options)
+    return Index.build(model, Classification(), data(examples), folder, **options)
 
 
 @pytest.mark.parametrize(("size", "projection"), [(2, "kron(4)"), (3, "kron(4)"), (6, "none")])
@@ -61,7 +61,7 @@ def test_questions_keep_to_the_budget(method, projection, size, tmp_path, preten
     model = wide(100).to(pretended.NAME)
     budget, queries = size * model_bytes(model), data(6)
     options = {"method": method, "projection": projection, "device_memory": budget}
-    built = build_wide(tmp_path / "i", model, **options)
+    built = build_wide(tmp_path / "i", model, examples=100, **options)
     given = {"task": Classification(), "train_data": built.train_data.data, "device_memory": budget}
     index = Index.open(tmp_path / "i", model=model, **given)
     taken = {}
